@@ -129,6 +129,24 @@ def test_a_wrong_choice_is_named(choice: str) -> None:
         build.find_library({"AGS1_OPENSSL": choice})
 
 
+def test_the_conda_recipe_asks_for_what_the_package_needs() -> None:
+    yaml = pytest.importorskip("yaml", reason="pip install ags1[test]")
+    project = (ROOT / "pyproject.toml").read_text()
+    recipe = yaml.safe_load((ROOT / "docs" / "packaging" / "recipe.yaml").read_text())
+    assert f'version = "{recipe["context"]["version"]}"' in project
+    assert recipe["build"]["script"]["env"] == {"AGS1_OPENSSL": "system"}
+
+    def listed(name: str) -> set[str]:
+        (found,) = re.findall(rf"^{name} = \[(.*)\]$", project, re.MULTILINE)
+        return set(re.findall(r'"(.*?)"', found))
+
+    def in_recipe(name: str) -> set[str]:
+        return {wanted.replace(" ", "") for wanted in recipe["requirements"][name]}
+
+    assert listed("dependencies") == in_recipe("run") - {"python"}
+    assert {wanted.lower() for wanted in listed("requires")} <= in_recipe("host")
+
+
 # --- the wheel ---------------------------------------------------------------------------------
 
 

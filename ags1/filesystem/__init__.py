@@ -8,6 +8,7 @@
     files     the open files that it returns
     storage   a file and its sidecar in the file system below, local or remote
     options   storage options, and the keychain that they name
+    paths     the same for universal_pathlib: UPath("ags1::…")
 
 Needs fsspec, which is optional (the extra ``fsspec``).
 """

@@ -8,24 +8,37 @@ file (``ags1.kms.settings``), and makes its own KMS client. Knows nothing of fil
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from ..errors import KmsConfigurationError
 from ..keys.keychain import Keychain
+from ..keys.sidecar import Sidecar
 from ..kms import from_properties, settings
 from ..kms.client import accepts_foreign_keys
 from ..kms.properties import Properties
 from ..process import OncePerProcess
 
 _TRUSTED = "trusted-keys"
-_NAMES = ("key", "keyring", "kms", _TRUSTED)
+_LEDGER = "ledger"
+_NAMES = ("key", "keyring", "kms", _LEDGER, _TRUSTED)
+# What finds the keys of a ledger. The class is found by its name when it is needed: jobs, and the
+# ledgers that they write, know this package, and this package does not know them.
+_KEY_SOURCE = ("ags1.spark.ledger.lookup", "LedgerSidecars")
 # Options of every file system of fsspec.
 _FSSPEC = ("asynchronous", "listings_expiry_time", "loop", "max_paths", "use_listings_cache")
 
 _Identity = tuple[tuple[tuple[str, str], ...], str, frozenset[str] | None]
 # One KMS client and its KEKs for each configuration.
 _keychains: OncePerProcess[dict[_Identity, Keychain]] = OncePerProcess(dict)
+
+
+class KeySource(Protocol):
+    """Wrapped keys of files that are not in sidecars beside them."""
+
+    def find(self, targets: Sequence[str]) -> list[Sidecar | None]:
+        """Return the sidecar of each encrypted file, a path or a URL; None if there is none."""
 
 
 class KeyOptions:
@@ -49,8 +62,23 @@ class KeyOptions:
             if name not in texts:
                 raise KmsConfigurationError(f"the storage option {name!r} is not text: give a str")
         self._layer = settings.from_options(texts)
+        self.ledger = texts.get(_LEDGER)
+        self._texts = texts
         listed = texts.get(_TRUSTED, "").split(",")
         self._trusted = frozenset(name.strip() for name in listed if name.strip())
+
+    def key_source(self) -> KeySource:
+        """Return what finds keys in the ledger. Raises ValueError if it cannot be loaded, OSError
+        and KmsError."""
+        module, name = _KEY_SOURCE
+        try:
+            made = getattr(importlib.import_module(module), name)(self._texts)
+        except ImportError as error:
+            raise ValueError(
+                f"the storage option {_LEDGER!r} needs {error.name}: pip install pyarrow, and for "
+                "a ledger in a table 'ags1[iceberg]'"
+            ) from None
+        return cast("KeySource", made)
 
     def keychain(self, *, sealing: bool = False) -> Keychain:
         """Return this process's keychain. Raises KmsError, and KmsConfigurationError if a master

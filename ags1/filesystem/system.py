@@ -23,7 +23,7 @@ from ..atomic import is_temporary
 from ..cpu import usable_cpus
 from ..errors import KMS_UNUSABLE, Ags1Error
 from ..key_metadata import KeyMetadata
-from ..keys.sidecar import MAX_SIDECAR_SIZE, sidecar_path
+from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
 from ..stream import TextReader, TextWriter
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
@@ -43,10 +43,12 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
     the KMS. If no option names a KMS, the environment and the configuration file of each process
     do, as for the command ``ags1``. Options hold no secrets.
 
-    A file's key comes from the sidecar beside it. ``key_for(path)`` may return other key metadata
-    for a file, such as a ledger's; ``path`` is the stored file's, and None means the sidecar. A
-    file system with ``key_for`` cannot be pickled, because the function may hold keys. ``threads``
-    decrypt one file; the default is one per CPU, and at least four if the files are remote.
+    A file's key comes from the sidecar beside it. The option ``ledger`` names the ledger of jobs on
+    Spark: if it has a key for a file, that is used in place of the sidecar's, and the files cannot
+    be written. ``key_for(path)`` may return other key metadata for a file; ``path`` is the stored
+    file's, and None means the ledger or the sidecar. A file system with ``key_for`` cannot be
+    pickled, because the function may hold keys. ``threads`` decrypt one file; the default is one
+    per CPU, and at least four if the files are remote.
 
     A file gets its name and its sidecar when it is closed. If an exception leaves the ``with``
     block of ``open``, it gets neither. ``fsspec.open`` closes a file after an exception too, as it
@@ -77,6 +79,7 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
                 "give either target_protocol or fs"
             )
         self._keys = KeyOptions(options)
+        self._key_source = None if self._keys.ledger is None else self._keys.key_source()
         self._key_for = key_for
         self.fs = make_filesystem(target_protocol, **(target_options or {})) if fs is None else fs
         if getattr(self.fs, "asynchronous", False):
@@ -104,10 +107,29 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return the key metadata of a stored file. Raises KeyMetadataError, KmsError."""
         if self._key_for is not None and (km := self._key_for(path)) is not None:
             return km
+        (sidecar,) = self._of_ledger([path])
+        if sidecar is not None:
+            with _errors_about(path):
+                return self._keys.keychain().key_of(sidecar, source)
         (start,) = self._storage.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
         sidecar = parse_sidecar(start, path)
         with _errors_about(sidecar_path(path)):
             return self._keys.keychain().key_of(sidecar, source)
+
+    def _of_ledger(self, paths: list[str]) -> list[Sidecar | None]:
+        """Return the sidecars that the ledger has for stored files; None for others."""
+        if self._key_source is None:
+            return [None] * len(paths)
+        if isinstance(self.fs, LocalFileSystem):
+            return self._key_source.find(paths)
+        return self._key_source.find([self.fs.unstrip_protocol(path) for path in paths])
+
+    def _check_writable(self) -> None:
+        if self._keys.ledger is not None:
+            raise NotImplementedError(
+                "files whose keys are in a ledger are read only, because the ledger would keep the "
+                "old key: leave out the storage option 'ledger' to write"
+            )
 
     def publish(self, staged: Any, path: str, km: KeyMetadata, *, overwrite: bool) -> None:
         """Give staged bytes their name ``path`` and a sidecar with their key. Called by the files
@@ -123,6 +145,8 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
         wanted += [(info["name"], layout.HEADER_SIZE) for info in stored]
         starts = self._storage.read_starts(wanted)
         keychain = self._keys.keychain() if stored else None
+        paths = [info["name"] for info in stored]
+        known = dict(zip(paths, self._of_ledger(paths), strict=True))
 
         def size(info: Info, sidecar: bytes | Exception, header: bytes | Exception) -> int | None:
             path = info["name"]
@@ -131,7 +155,7 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
                 if km is None:
                     assert keychain is not None
                     source = self._storage.source(path, info["size"])
-                    km = keychain.key_of(parse_sidecar(sidecar, path), source)
+                    km = keychain.key_of(known[path] or parse_sidecar(sidecar, path), source)
                 if km.file_length is None or isinstance(header, Exception):
                     return None
                 return layout.plaintext_size(km.file_length, layout.parse_header(header))
@@ -274,6 +298,7 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
                 f"{path}: mode {mode!r} is not supported, because an encrypted file cannot be "
                 "appended to or changed in place: write the whole file again (wb)"
             )
+        self._check_writable()
         if mode == "xb" and self.fs.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         # What makes the KMS fail does so before any work.
@@ -339,6 +364,7 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
             self.fs.touch(self._existing(path), truncate=False, **kwargs)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self._check_writable()
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.isfile(source):
             self._storage.copy(stored_path(source), stored_path(target))

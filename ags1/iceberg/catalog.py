@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError as PydanticValidationError
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import PY_CATALOG_IMPL, Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
@@ -35,7 +35,7 @@ from ..keys.envelope import KeyEncryptionKey
 from ..keys.manager import DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
-from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
+from ..kms.registry import from_properties, names_kms
 from .commit.base import Base, file_base, load_base, rest_base
 from .commit.choice import commits_for
 from .commit.commits import Commits, NewLocation
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 # Properties of a catalog. Only the caller sets them: a server's values are ignored.
 TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
 REQUIRE_ENCRYPTED = "encryption.require-encrypted"
+# The value of PyIceberg's property ``py-catalog-impl`` that names ``load_catalog``.
+_THIS_IMPL = "ags1.iceberg.load_catalog"
 
 
 class PlainTableWarning(UserWarning):
@@ -76,8 +78,10 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     """Return the catalog that PyIceberg's ``load_catalog`` returns, able to open encrypted tables.
 
     The arguments, the configuration file and the environment are PyIceberg's. Iceberg's encryption
-    properties (``encryption.kms-type``, …) choose the KMS. Without them, only unencrypted tables
-    can be loaded. This library has two more properties:
+    properties (``encryption.kms-type``, …) or PyIceberg's ``py-kms-impl`` choose the KMS. Without
+    them, only unencrypted tables can be loaded. If the caller of PyIceberg's own ``load_catalog``
+    sets the property ``py-catalog-impl`` to ``ags1.iceberg.load_catalog``, PyIceberg calls this
+    function. This library has two more properties:
 
     ``encryption.trusted-key-ids`` lists the master keys that a table may name, separated by commas.
     Set it if the KMS would also unwrap with another user's key (AWS, GCP), unless the catalog
@@ -89,10 +93,13 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     ``EncryptedCatalog(pyiceberg.catalog.load_catalog(…), client)``. Raises KmsConfigurationError,
     and what PyIceberg raises.
     """
+    if properties.get(PY_CATALOG_IMPL) == _THIS_IMPL:
+        # PyIceberg has called us, and now loads the catalog that the others name.
+        del properties[PY_CATALOG_IMPL]
     configured = configured_properties(name, properties)
     rules = catalog_rules(configured)
     inner = load_plain_catalog(name, **properties)
-    has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+    has_kms = names_kms(configured)
     return EncryptedCatalog(
         inner, from_properties(configured) if has_kms else None, owns_kms=has_kms, **rules
     )

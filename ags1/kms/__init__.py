@@ -6,6 +6,8 @@ keyring file as the default. Read in this order::
     local, keyring             the keyring file; passphrase protects it
     memory                     for tests, like Java's
     registry                   makes the client that properties name
+    adapter                    a client that was written for PyIceberg, used as ours
+    pyiceberg                  our clients, used as PyIceberg's
     settings                   which properties a run has: options, environment, file
     properties, endpoints      checked values and addresses
     secret                     keeps keys out of pickles and tracebacks

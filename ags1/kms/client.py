@@ -39,7 +39,7 @@ class KmsClient(Protocol):
     KmsUnavailableError (after the configured retries) or KmsConfigurationError. A client may be
     used by several threads at once and in a forked child. It connects when it is first used.
     ``encryption.kms-impl`` and the entry points ``ags1.kms`` name a class or object with a method
-    ``from_properties(properties)`` that returns a client.
+    ``from_properties(properties)`` that returns a client, or a class for PyIceberg (``adapter``).
 
     ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) limit the waiting for
     a service, and ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a

@@ -1,4 +1,5 @@
-"""Make the KMS client that properties name: Iceberg's ``encryption.kms-type`` and ``-impl``.
+"""Make the KMS client that properties name: Iceberg's ``encryption.kms-type`` and ``-impl``, or
+PyIceberg's ``py-kms-impl``.
 
 A client's library is imported when the client is made, not before. Follows Java's
 ``EncryptionUtil.createKmsClient``.
@@ -14,11 +15,13 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 from ..errors import KmsConfigurationError
+from .adapter import PyIcebergKms, is_pyiceberg_client
 from .client import KmsClient
 from .properties import Properties
 
 KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
+PY_KMS_IMPL = "py-kms-impl"
 ENTRY_POINT_GROUP = "ags1.kms"
 
 _BUILT_IN = {
@@ -50,6 +53,11 @@ def is_known_type(kms_type: str) -> bool:
     return kms_type.lower() in _BUILT_IN or kms_type in kms_types()
 
 
+def names_kms(properties: Mapping[str, str]) -> bool:
+    """Return whether ``properties`` name a KMS, known or not."""
+    return any(properties.get(name) for name in (KMS_TYPE, KMS_IMPL, PY_KMS_IMPL))
+
+
 def is_built_in(properties: Mapping[str, str]) -> bool:
     """Return whether ``properties`` name a built-in client."""
     if impl := properties.get(KMS_IMPL):
@@ -63,7 +71,9 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     Either ``encryption.kms-type`` is one of ``kms_types()``; capital letters do not matter in a
     built-in one. Or ``encryption.kms-impl`` is the Java class name of a client that is built in, or
     ``package.module:Name`` of a class or object whose ``from_properties(properties)`` returns a
-    client. No other callable is called: ``subprocess:Popen`` would run the properties as a command.
+    client, or of a class that was written for PyIceberg (``PyIcebergKms``). If neither is given,
+    PyIceberg's ``py-kms-impl`` is the ``package.module.Name`` of one of these. No other callable is
+    called: ``subprocess:Popen`` would run the properties as a command.
 
     The properties must come from the caller, and never from a table or a catalog server, because
     they name code to run. Raises KmsConfigurationError if neither or both of the two are given, a
@@ -77,6 +87,8 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     if impl and impl not in _JAVA:
         return _make(impl, properties)
     kms_type = _JAVA[impl] if impl else kms_type
+    if not kms_type and (py_impl := checked.get(PY_KMS_IMPL)):
+        return _make(":".join(py_impl.rsplit(".", 1)), properties)
     if not kms_type:
         raise KmsConfigurationError(
             f"no KMS is configured: set {KMS_TYPE} to one of {', '.join(kms_types())}"
@@ -112,11 +124,14 @@ def _load(reference: str) -> Any:
 
 
 def _make(reference: str, properties: Mapping[str, str]) -> KmsClient:
-    make = getattr(_load(reference), "from_properties", None)
+    named = _load(reference)
+    make = getattr(named, "from_properties", None)
+    if not callable(make) and is_pyiceberg_client(named):
+        return PyIcebergKms(named, properties)
     if not callable(make):
         raise KmsConfigurationError(
             f"the KMS client {reference!r} has no method from_properties(properties), which makes "
-            "a client (see ags1.kms.KmsClient)"
+            "a client (see ags1.kms.KmsClient), and is no class for PyIceberg either"
         )
     client = make(dict(properties))
     # Only check that the attribute exists. To read it could call the service.

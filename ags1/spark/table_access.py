@@ -22,7 +22,7 @@ from ..key_metadata import KeyMetadata
 from ..keys.cache import KekCache
 from ..keys.envelope import KEY_TIMESTAMP, EncryptedKey, KeyEncryptionKey, new_key_id
 from ..keys.manager import EncryptionManager, now_ms
-from ..kms.registry import KMS_IMPL, KMS_TYPE
+from ..kms.registry import names_kms
 from . import options as opt
 from .iceberg_api import (
     ContentFile,
@@ -93,7 +93,7 @@ def catalog_of_options(options: Mapping[str, str]) -> EncryptedCatalog:
     name = options.get("catalog")
     properties = _catalog_properties(options)
     configured = configured_properties(name, properties)
-    if not (configured.get(KMS_TYPE) or configured.get(KMS_IMPL)):
+    if not names_kms(configured):
         properties = _with_kms(properties, options)
     return load_catalog(name, **properties)
 

@@ -368,6 +368,9 @@ def test_wrong_usage_is_one_line() -> None:
     where = TABLES / "stats"
     assert "zz" in fail(2, "scan", where, "--filter", "zz = 3")
     assert "character" in fail(2, "scan", where, "--filter", "id > > 3")
+    # A shell's variable that is not set does not mean all rows.
+    assert "--filter ''" in fail(2, "scan", where, "--filter", "")
+    assert "--filter ''" in fail(2, "changes", where, "--filter", "")
     assert "nope" in fail(2, "scan", where, "--columns", "nope")
     assert "_partition" in fail(2, "scan", where, "--filter", "_partition = 3")
     assert "no snapshot 7" in fail(2, "scan", where, "--snapshot", "7")

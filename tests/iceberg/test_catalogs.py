@@ -140,6 +140,42 @@ assert table.scan().count() == 1
     run_python(script)
 
 
+class ForPyIceberg:
+    """A KMS client that was written for PyIceberg."""
+
+    def __init__(self, properties: dict[str, str]) -> None:
+        self._kms = MemoryKms(properties)
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return self._kms.wrap_key(key, wrapping_key_id)
+
+    def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
+        return self._kms.unwrap_key(wrapped_key, wrapping_key_id)
+
+
+def test_a_kms_client_of_pyiceberg_opens_tables(sql: dict[str, str]) -> None:
+    keys = {name: KMS_PROPERTIES[name] for name in KMS_PROPERTIES if ".key." in name}
+    named = {"py-kms-impl": f"{__name__}.ForPyIceberg", **keys}
+    # The class does not say whose keys it unwraps with.
+    with load_catalog("sql", **sql, **named) as catalog, pytest.raises(KeyMetadataError):
+        catalog.load_table("db.stats")
+    trusted = {"encryption.trusted-key-ids": "keyA"}
+    with load_catalog("sql", **sql, **named, **trusted) as catalog:
+        assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
+    ours = {**KMS_PROPERTIES, "py-kms-impl": "ags1.kms.pyiceberg.KeyManagementClient"}
+    with load_catalog("sql", **sql, **ours) as catalog:
+        assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
+
+
+def test_pyiceberg_itself_loads_our_catalogs(sql: dict[str, str]) -> None:
+    # With py-catalog-impl, PyIceberg takes no type. It follows from the URI.
+    named = {"uri": sql["uri"], "py-catalog-impl": "ags1.iceberg.load_catalog", **KMS_PROPERTIES}
+    with load_plain_catalog("sql", **named) as catalog:
+        assert type(catalog) is EncryptedCatalog
+        assert catalog.table_exists("db.stats")
+        assert catalog.list_tables("db") == [("db", "stats")]
+
+
 def test_what_the_catalog_shows_has_no_key(sql: dict[str, str]) -> None:
     with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
         table = catalog.load_table("db.stats", location_map=PLACES)

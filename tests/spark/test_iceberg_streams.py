@@ -20,6 +20,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import LongType, NestedField
 from pyspark.sql.types import StructType
 
+from ags1.errors import MetadataIntegrityError
 from ags1.iceberg.table import EncryptedTable
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.iceberg_source import Ags1IcebergDataSource, stream_writer
@@ -429,6 +430,22 @@ def test_a_batch_is_one_snapshot_once(
     keys = [task.file.key.encryption_key for task in table.scan().plan_files()]
     assert len(set(keys)) == len(keys) == 5
     assert not any(key in pickle.dumps(first) for key in keys)
+
+
+@pytest.mark.parametrize("forged", ["x", "", "-1", "1" * 20])
+def test_a_forged_number_of_a_batch_is_refused(
+    catalog: Any, options: dict[str, str], monkeypatch: pytest.MonkeyPatch, forged: str
+) -> None:
+    table = table_of(catalog)
+    named = {
+        "spark.sql.streaming.queryId": QUERY,
+        "spark.sql.streaming.epochId": forged,
+    }
+    table.append(some_rows(0, 1), snapshot_properties=named)
+    stream = Streaming(options, monkeypatch)
+    with pytest.raises(MetadataIntegrityError, match=r"streaming\.epochId' is not a number"):
+        stream.commit(0, stream.write(0, some_rows(1, 1)))
+    assert ids_in(table) == [0]
 
 
 def test_two_drivers_of_one_query_commit_a_batch_once(

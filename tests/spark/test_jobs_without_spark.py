@@ -7,6 +7,8 @@ import errno
 import fcntl
 import json
 import os
+import pickle
+import shutil
 import stat
 import traceback
 import uuid
@@ -23,7 +25,7 @@ pytest.importorskip("pathspec")
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
 from ags1.cli.spark.session import session
-from ags1.errors import KeyMetadataError, KmsKeyNotFoundError
+from ags1.errors import KeyMetadataError, KmsKeyNotFoundError, TruncatedError
 from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
@@ -416,6 +418,52 @@ class TestRuns:
         assert stopped.failed + stopped.not_tried == 40
         with pytest.raises(ValueError, match="max_failures is 0"):
             places.encrypt(max_failures=0)
+
+
+def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None) -> None:
+    """``ags1::`` reads what a job has encrypted, without sidecars."""
+    import fsspec
+
+    places.write("a.bin", "sub/b.bin")
+    places.encrypt()
+    stored = places.names(places.target)
+    assert stored == {"a.bin.ags1", "sub", "sub/b.bin.ags1"}
+    options = {"ledger": str(places.ledger), "keyring": str(places.keyring)}
+    for name in ("a.bin", "sub/b.bin"):
+        plain = (places.source / name).read_bytes()
+        with fsspec.open(f"ags1::file://{places.target}/{name}.ags1", ags1=options) as file:
+            assert file.read() == plain
+    files = fsspec.filesystem("ags1", target_protocol="file", **options)
+    again = pickle.loads(pickle.dumps(files))
+    listed = again.find(str(places.target), detail=True)
+    assert [info["size"] for info in listed.values()] == [1000, 1000]
+    assert str(places.keyring) in files.to_json()
+
+    # A job has written a file again, under another key.
+    places.write("a.bin", size=2000)
+    places.encrypt()
+    assert files.cat_file(f"{places.target}/a.bin") == (places.source / "a.bin").read_bytes()
+    assert files.info(f"{places.target}/a.bin")["size"] == 2000
+
+    with pytest.raises(NotImplementedError, match="leave out the storage option 'ledger'"):
+        files.pipe_file(f"{places.target}/c.bin", b"x")
+    with pytest.raises(NotImplementedError, match="ledger"):
+        files.cp_file(f"{places.target}/a.bin", f"{places.target}/c.bin")
+    unknown = places.target / "d.bin.ags1"
+    shutil.copy(places.target / "a.bin.ags1", unknown)
+    with pytest.raises(KeyMetadataError, match="no such sidecar"):
+        files.cat_file(str(unknown))
+    os.truncate(places.target / "a.bin.ags1", 1500)
+    with pytest.raises(TruncatedError):
+        files.cat_file(f"{places.target}/a.bin")
+    # The master keys to accept are checked as for a sidecar.
+    other = fsspec.filesystem("ags1", target_protocol="file", **options, trusted_keys=["other"])
+    with pytest.raises(KeyMetadataError, match="'default', which is not among those to trust"):
+        other.cat_file(f"{places.target}/sub/b.bin")
+    options["ledger"] = str(places.ledger.parent / "no-ledger")
+    other = fsspec.filesystem("ags1", target_protocol="file", **options)
+    with pytest.raises(OSError, match="no-ledger"):
+        other.cat_file(f"{places.target}/sub/b.bin")
 
 
 def test_patterns_are_those_of_gitignore() -> None:

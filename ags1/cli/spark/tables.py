@@ -141,7 +141,7 @@ def _executors_options(where: TableOptions) -> dict[str, str]:
     """Return the options by which executors open what the command line has opened here, without
     the table's name. Raises KmsConfigurationError for one that is a secret."""
     from ...iceberg.pyiceberg.catalogs import configured_properties
-    from ...kms.registry import KMS_IMPL, KMS_TYPE
+    from ...kms.registry import names_kms
     from ...spark.options import refuse_secrets
     from ..kms.master_keys import settings_of
 
@@ -151,7 +151,7 @@ def _executors_options(where: TableOptions) -> dict[str, str]:
     else:
         known["catalog"] = where.catalog
         configured = configured_properties(where.catalog, where.io_properties)
-        has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+        has_kms = names_kms(configured)
         if where.kms != KmsOptions() or not has_kms:
             # Above the catalog's own, and above what is set for everything.
             kms = kms_config(settings_of(where.kms)).properties

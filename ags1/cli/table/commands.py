@@ -177,7 +177,9 @@ def scan(
     opened = open_table(where, out.note, require_encrypted=require_encrypted)
     chosen = _snapshot(opened, snapshot_id, ref)
     reader = opened.scan(
-        row_filter=parsed_filter(opened, row_filter or "true", "--filter", of_scan=True),
+        row_filter=parsed_filter(
+            opened, "true" if row_filter is None else row_filter, "--filter", of_scan=True
+        ),
         selected_fields=tuple(columns.split(",")) if columns else ("*",),
         snapshot_id=None if chosen is None else chosen.snapshot_id,
         limit=limit,
@@ -263,7 +265,7 @@ def changes(
         to_snapshot_id_inclusive=end if isinstance(end, int) else None,
         from_time_exclusive=start if isinstance(start, datetime) else None,
         to_time_inclusive=end if isinstance(end, datetime) else None,
-        row_filter=parsed_filter(opened, row_filter or "true", "--filter"),
+        row_filter=parsed_filter(opened, "true" if row_filter is None else row_filter, "--filter"),
         selected_fields=tuple(columns.split(",")) if columns else ("*",),
         limit=limit,
         net_changes=net,

@@ -80,7 +80,7 @@ class NamedCatalog:
         from ...iceberg import EncryptedCatalog, load_catalog
         from ...iceberg.catalog import catalog_rules
         from ...iceberg.pyiceberg.catalogs import configured_properties
-        from ...kms.registry import KMS_IMPL, KMS_TYPE
+        from ...kms.registry import names_kms
         from ..kms.master_keys import connect, settings_of
 
         name = options.catalog
@@ -95,7 +95,7 @@ class NamedCatalog:
         if not configured:
             said = f"PyIceberg's configuration has no catalog {name!r}: add it there"
             raise click.UsageError(said)
-        has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+        has_kms = names_kms(configured)
         if keys and has_kms and options.kms == KmsOptions():
             # The catalog's own KMS comes before the settings that are for everything.
             self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)

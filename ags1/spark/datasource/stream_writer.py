@@ -127,7 +127,10 @@ def is_committed(ledger: Ledger, job_id: str) -> bool:
             continue  # no file of it got its name
         lost = next((row for row in ours if row.status == FAILED), None)
         if lost is not None:
-            raise Ags1Error(f"only a part of a batch of the stream is in the ledger: {lost.error}")
+            raise Ags1Error(
+                f"only a part of a batch of the stream is in the ledger: {lost.error}. Remove the "
+                "other files of the batch, or start the query with a new checkpoint"
+            )
         newest = max(_batch(row.job_id) for row in ours)
         return newest >= _batch(job_id)
     return False

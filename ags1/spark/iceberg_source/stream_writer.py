@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from ...errors import MetadataIntegrityError
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..iceberg_api import (
@@ -64,6 +66,8 @@ _TASK_QUERY, _TASK_BATCH, _TASK_RUN = (
     "streaming.sql.batchId",
     "spark.jobGroup.id",
 )
+# Spark counts batches in a Java long.
+_NUMBER = re.compile(r"[0-9]{1,19}")
 # How long a KEK wraps files' keys: a KMS call for each batch would be too many.
 _KEK_SECONDS = 3600
 
@@ -89,12 +93,18 @@ class Epoch:
 
     def last_committed(self, view: TableView) -> Epoch | None:
         """Return the query's last batch that the branch of a version has. Only snapshots that were
-        not expired tell."""
+        not expired tell. Raises MetadataIntegrityError if its number is not one."""
         for snapshot in ancestors_of(view.snapshot, view.parsed):
             summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
             if summary.get(QUERY_ID) == self.query_id:
-                number = int(summary[EPOCH_ID])
-                return Epoch(self.query_id, number, summary.get(RUN_ID, ""))
+                number = summary.get(EPOCH_ID, "")
+                if not _NUMBER.fullmatch(number):
+                    raise MetadataIntegrityError(
+                        f"the snapshot {snapshot.snapshot_id} is a batch of the query "
+                        f"{self.query_id}, and its {EPOCH_ID!r} is not a number: somebody changed "
+                        "the metadata. Start the query with a new checkpoint once you trust it"
+                    )
+                return Epoch(self.query_id, int(number), summary.get(RUN_ID, ""))
         return None
 
 
@@ -149,7 +159,8 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def commit(self, messages: list[BatchFiles | None], batchId: int) -> None:
         """Commit a batch, unless the table has it already: then delete what was written. Raises as
-        ``open_of_options`` and ``EncryptedTransaction.commit_transaction``."""
+        ``open_of_options``, ``Epoch.last_committed`` and
+        ``EncryptedTransaction.commit_transaction``."""
         written = [message for message in messages if message is not None]
         files = [file for message in written for file in message.files]
         # There is none if there was no task, and a batch without rows appends nothing.

@@ -12,6 +12,7 @@ files cannot be decrypted.
     claims        which job writes which files
     copying       the rows of one ledger into another
     choice        ``open_ledger``: the kind that a text names
+    lookup        the wrapped keys of files, for readers that are no jobs
 """
 
 from .base import Ledger

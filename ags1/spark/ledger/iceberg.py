@@ -48,7 +48,7 @@ from pyiceberg.transforms import IdentityTransform
 from ..._gcm import random_bytes
 from ...errors import FormatError
 from ...keys.manager import TABLE_KEY_ID
-from ...kms.registry import KMS_IMPL, KMS_TYPE
+from ...kms.registry import names_kms
 from ..iceberg_api import (
     MAIN_BRANCH,
     ContentFile,
@@ -192,7 +192,7 @@ class TableName(NamedTuple):
             said += ".pyiceberg.yaml, or name another one"
             # Not ENOENT: that would say that the catalog has no such ledger yet.
             raise OSError(errno.EINVAL, said, self.catalog)
-        if kms is not None and not (configured.get(KMS_TYPE) or configured.get(KMS_IMPL)):
+        if kms is not None and not names_kms(configured):
             return load_catalog(self.catalog, **dict(kms.properties))
         return load_catalog(self.catalog)
 

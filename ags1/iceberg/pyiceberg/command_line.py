@@ -1,0 +1,17 @@
+"""PyIceberg's command line over catalogs that are not PyIceberg's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def run_commands(load_catalog: Callable[..., Any], program: str) -> None:
+    """Run PyIceberg's command line with the arguments of this process, and end the process.
+    ``load_catalog`` makes its catalog, because PyIceberg 0.12 takes ``py-catalog-impl`` only from
+    callers, and neither from its configuration file nor from the environment."""
+    # Only those who run commands need click and rich.
+    from pyiceberg.cli import console
+
+    console.load_catalog = load_catalog  # type: ignore[attr-defined]
+    console.run(prog_name=program)

@@ -1,0 +1,45 @@
+"""``LedgerSidecars``: the wrapped keys that a ledger has for files, for readers that are no jobs.
+
+``ags1.filesystem`` finds it by its name for the storage option ``ledger``. A ledger is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...keys.sidecar import Sidecar
+from .choice import LedgerAt, open_ledger
+from .rows import ENCRYPT
+
+_COLUMNS = ("target", "key_metadata")
+
+
+class LedgerSidecars:
+    """Finds sidecars in the ledger that the options of a data source name (``ledger``, and for a
+    ledger that is encrypted itself those of the KMS). Raises as ``LedgerAt.of_options``."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._ledger = LedgerAt.of_options(options)
+        # By folder: the numbers of the batches that were read, and the wrapped keys by target.
+        self._folders: dict[str, tuple[list[int], dict[str, str]]] = {}
+
+    def find(self, targets: Sequence[str]) -> list[Sidecar | None]:
+        """Return the sidecar of each encrypted file, a path or a URL; None if the ledger has no key
+        for it. If the ledger has new batches, it is read again. Raises KeyMetadataError, and as
+        ``open_ledger``."""
+        if not targets:
+            return []
+        with open_ledger(self._ledger, writing=False) as ledger:
+            numbers = ledger.numbers()
+            for folder in {_folder(target) for target in targets}:
+                if folder in self._folders and self._folders[folder][0] == numbers:
+                    continue
+                rows = ledger.done(ENCRYPT, _COLUMNS, below=folder).values()
+                keys = {row.target: row.key_metadata for row in rows if row.key_metadata}
+                self._folders[folder] = numbers, keys
+        found = [self._folders[_folder(target)][1].get(target) for target in targets]
+        return [Sidecar.from_bytes(text.encode()) if text else None for text in found]
+
+
+def _folder(target: str) -> str:
+    return target[: target.rfind("/") + 1]
