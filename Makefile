@@ -72,9 +72,11 @@ mutants: dev
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
-# In two processes, each with a Spark session of its own.
+# In two processes, each with a Spark session of its own. They take the files folder by folder: a folder
+# has its own settings of Spark, and ordered by size (xdist's way) files of two folders alternate.
 interop: native $(VENV)/.with-interop
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "(interop or spark) and not cluster"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		-m "(interop or spark) and not cluster"
 
 # Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
 # several users (root only), and on other versions of PySpark: minutes, and the first time many.

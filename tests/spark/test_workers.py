@@ -85,8 +85,8 @@ def test_garbage_collection_passes_over_what_the_first_task_of_a_worker_imported
     assert second == first
 
 
+@pytest.mark.usefixtures("pyspark")
 def test_a_program_that_does_a_tasks_work_keeps_its_garbage_collection() -> None:
-    pytest.importorskip("pyspark")
     before = gc.get_freeze_count()
     end_of_task()
     assert gc.get_freeze_count() == before
