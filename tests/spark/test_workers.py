@@ -44,9 +44,9 @@ def test_a_task_forgets_sparks_archives_and_can_still_import_from_them(spark: An
 
 
 def test_archives_that_users_add_are_read_again_when_spark_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pyspark: Any
 ) -> None:
-    spark_files = pytest.importorskip("pyspark").SparkFiles
+    spark_files = pyspark.SparkFiles
     added, other = tmp_path / "files", tmp_path / "spark"
     monkeypatch.setattr(spark_files, "getRootDirectory", lambda: str(added))
     for folder, module in ((added, "ags1_test_added"), (other, "ags1_test_other")):
