@@ -16,6 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' files lie in memory if it has 8 GiB for them: on a disk they take a sixth longer.
 MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8388608 \
 	2>/dev/null && echo /dev/shm)
+# For Spark's JVMs in tests: those of minutes spend half of their CPU's time in the second compiler.
+SHORT_LIVED := -XX:TieredStopAtLevel=1
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop connect cluster peers bench bench-smoke \
@@ -72,9 +74,12 @@ mutants: dev
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
-# In two processes, each with a Spark session of its own.
+# In two processes, each with a Spark session of its own. They take the files folder by folder, because
+# each folder has its own Spark: by number of tests, xdist's order, files of two folders alternate.
+interop: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
 interop: native $(VENV)/.with-interop
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "(interop or spark) and not cluster"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		-m "(interop or spark) and not cluster"
 
 # Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
 # several users (root only), and on other versions of PySpark: minutes, and the first time many.
@@ -83,6 +88,7 @@ cluster: native $(VENV)/.with-interop
 
 # The bulk and table jobs on a session of Spark Connect instead of a classic one. In one process:
 # PySpark's server on this machine always has port 15002.
+connect: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
 connect: native $(VENV)/.with-interop
 	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest \
 		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py

@@ -1215,7 +1215,11 @@ def interrupt() -> None:
     raise Interrupted
 
 
-@pytest.mark.parametrize("after", [False, True])
+# A crash after a step finds the disk as one before the next step does.
+AFTER = [False, pytest.param(True, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("after", AFTER)
 def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool) -> None:
     overwrite = before != "fresh"
     saved = {name: (home / "out" / name).read_bytes() for name in names(home / "out")}
@@ -1272,7 +1276,7 @@ def test_a_failure_leaves_the_old_pair_or_nothing(home: Path, before: str, after
     pytest.fail("it never came to an end")
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", AFTER)
 def test_an_orphan_sidecar_is_taken_up_after_any_crash(home: Path, after: bool) -> None:
     (home / "out").mkdir()
     (home / "src").write_bytes(OLD)

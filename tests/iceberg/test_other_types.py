@@ -195,7 +195,7 @@ def test_what_does_not_look_into_files_goes_on(
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Rest]:
     with Rest(tmp_path) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
         server.shutdown()

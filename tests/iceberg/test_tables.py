@@ -742,10 +742,16 @@ _COMPARED: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-@pytest.mark.parametrize("transform", [None, "day", "hour", "identity", "bucket[3]"])
-@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+# Partitions are chosen by manifests, which do not know what a file's format makes of a filter.
+@pytest.mark.parametrize(
+    ("file_format", "transform"),
+    [
+        *(("parquet", each) for each in (None, "day", "hour", "identity", "bucket[3]")),
+        *(("avro", each) for each in (None, "day")),
+    ],
+)
 def test_filters_in_nanoseconds(
-    catalog: EncryptedCatalog, transform: str | None, file_format: str
+    catalog: EncryptedCatalog, file_format: str, transform: str | None
 ) -> None:
     spec = PartitionSpec()
     if transform is not None:

@@ -39,8 +39,14 @@ _CONF = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         ours = item.path.parent == Path(__file__).parent
-        if ours and "spark" in getattr(item, "fixturenames", ()):
+        if ours and not {"spark", "pyspark"}.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def pyspark() -> Any:
+    """PySpark, for tests that need no JVM. They are marked as those are that need one."""
+    return pytest.importorskip("pyspark")
 
 
 def context_of(spark: Any) -> Any:

@@ -13,6 +13,8 @@ pytest.importorskip("pyspark")
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.iceberg_source import Ags1IcebergDataSource
 
+pytestmark = pytest.mark.spark
+
 ROWS = pa.table({"Id": [1, 2], "Region": ["a", "b"], "Place": [{"Land": "x"}, {"Land": "y"}]})
 
 

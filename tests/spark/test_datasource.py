@@ -35,6 +35,8 @@ from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Row, open_ledger
 
+pytestmark = pytest.mark.spark
+
 BLOCK = 4096
 
 Seal = Callable[[Path], Path]

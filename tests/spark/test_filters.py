@@ -14,6 +14,8 @@ pytest.importorskip("pyspark")
 
 from ags1.spark.iceberg_source.filters import conjuncts, parse_filter
 
+pytestmark = pytest.mark.spark
+
 
 @pytest.mark.parametrize(
     ("text", "parts"),

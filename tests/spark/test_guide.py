@@ -41,8 +41,8 @@ def test_python_that_is_not_run_is_python() -> None:
         ast.parse(code)
 
 
+@pytest.mark.usefixtures("pyspark")
 def test_names_that_the_guide_imports_exist() -> None:
-    pytest.importorskip("pyspark")
     for _, code in blocks("py", "python"):
         lines = [line for line in code.splitlines() if re.match(r"(from|import) ags1", line)]
         exec(compile("\n".join(lines), "README.md", "exec"), {})

@@ -14,6 +14,8 @@ from ags1.spark.iceberg_source import Ags1IcebergDataSource
 
 from .test_iceberg_source import some_rows, table_of
 
+pytestmark = pytest.mark.spark
+
 NAMES = """
     entries files data_files delete_files partitions snapshots history refs manifests
     metadata_log_entries all_manifests all_files all_data_files all_delete_files

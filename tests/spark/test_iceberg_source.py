@@ -35,6 +35,8 @@ from ags1.spark.iceberg_source import writer as table_writer
 from ags1.spark.iceberg_source.reader import TableReader, scan_of
 from ags1.spark.iceberg_source.writer import TableWriter
 
+pytestmark = pytest.mark.spark
+
 TABLES = Path(__file__).parent.parent / "tables"
 JAVA_LOCATION = "file:/tmp/ags1-fixtures"
 

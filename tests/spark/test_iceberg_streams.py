@@ -29,6 +29,8 @@ from ags1.spark.iceberg_source.stream_writer import BatchFiles, TableStreamWrite
 
 from .test_iceberg_source import iceberg, some_rows, table_of
 
+pytestmark = pytest.mark.spark
+
 __all__ = ["iceberg"]
 
 

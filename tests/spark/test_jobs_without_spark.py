@@ -132,6 +132,7 @@ def run(places: Places, capfd: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
+@pytest.mark.usefixtures("pyspark")
 class TestBeforeSpark:
     """Each of these ends the command before Spark starts (``no_spark``)."""
 
@@ -142,7 +143,6 @@ class TestBeforeSpark:
         return str(told["error"]["message"])
 
     def test_wrong_options(self, places: Places, run: Any) -> None:
-        pytest.importorskip("pyspark")
         places.write("a")
         pair = places.source, places.target
         for options, word in (
@@ -199,7 +199,6 @@ class TestBeforeSpark:
             assert "SECRET" not in self.told(run, Exit.USAGE, "encrypt", *pair)
 
     def test_keys(self, places: Places, run: Any, here: None) -> None:
-        pytest.importorskip("pyspark")
         places.write("d/a", "d/b")
         pair = places.source, places.target
         places.encrypt()
@@ -223,7 +222,6 @@ class TestBeforeSpark:
         assert not places.back.exists()
 
     def test_the_ledger(self, places: Places, run: Any) -> None:
-        pytest.importorskip("pyspark")
         places.write("a")
         pair = places.source, places.target
         for command in (("verify",), ("decrypt", places.back), ("rewrap",)):
@@ -237,7 +235,6 @@ class TestBeforeSpark:
         assert not places.target.exists()
 
     def test_a_target_that_cannot_be_written(self, places: Places, run: Any) -> None:
-        pytest.importorskip("pyspark")
         places.write("a")
         places.target.write_bytes(b"a file")
         message = self.told(run, Exit.IO, "encrypt", places.source, places.target)
@@ -246,7 +243,6 @@ class TestBeforeSpark:
     def test_a_bucket_that_is_not_there(
         self, places: Places, run: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pytest.importorskip("pyspark")
         s3fs = pytest.importorskip("s3fs")
         places.write("a")
         with aws_server() as endpoint:
@@ -258,7 +254,6 @@ class TestBeforeSpark:
         assert "bucket" in message.lower()
 
     def test_sources_that_match_nothing(self, places: Places, run: Any) -> None:
-        pytest.importorskip("pyspark")
         os.mkfifo(places.source / "pipe")
         for source in (places.source, places.source / "*.csv", places.source / "none"):
             status, [failure, summary] = run("encrypt", source, places.target)
@@ -267,7 +262,6 @@ class TestBeforeSpark:
 
     @pytest.mark.usefixtures("here")
     def test_a_run_with_nothing_to_do(self, places: Places, run: Any) -> None:
-        pytest.importorskip("pyspark")
         places.write("a", "b")
         (places.source / "link").symlink_to(".")
         os.mkfifo(places.source / "pipe")
@@ -287,7 +281,6 @@ class TestBeforeSpark:
         assert summary["passed_over"] == {"excluded": 4}
 
     def test_a_dry_run(self, places: Places, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("pyspark")
         places.write("a.csv", "tmp/b.csv", "c.bin")
         options = "--dry-run", "--exclude", "tmp/", "--include", "*.csv"
         status, [file, summary] = run("encrypt", places.source, places.target, *options)
@@ -492,6 +485,7 @@ def test_patterns_are_those_of_gitignore() -> None:
             Patterns([pattern])
 
 
+@pytest.mark.usefixtures("pyspark")
 def test_a_token_for_spark_connect_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("grpc")
     from pyspark.errors import PySparkException
@@ -520,6 +514,7 @@ def test_a_token_for_spark_connect_is_not_printed(monkeypatch: pytest.MonkeyPatc
         "sc://user:sesame@host:x",
     ],
 )
+@pytest.mark.usefixtures("pyspark")
 def test_no_part_of_a_wrong_url_for_spark_connect_is_printed(url: str) -> None:
     """PySpark's own messages quote it."""
     pytest.importorskip("grpc")

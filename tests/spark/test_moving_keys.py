@@ -184,9 +184,9 @@ def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[by
     assert "give either a TARGET or --to-sidecars" in wrong.output
 
 
+@pytest.mark.usefixtures("pyspark")
 def test_a_stream_goes_on_with_a_copy_of_its_ledger(tmp_path: Path) -> None:
     """A batch that failed and was tried again is no half batch."""
-    pytest.importorskip("pyspark")
     from ags1.spark.datasource.stream_writer import is_committed, job_id_of
 
     query = "12345678" * 4

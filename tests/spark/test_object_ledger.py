@@ -284,7 +284,8 @@ def _stop_at(step: int, after: bool) -> tuple[Callable[..., Any], Callable[..., 
     return stopping(real[0]), stopping(real[1])
 
 
-@pytest.mark.parametrize("after", [False, True])
+# After a request the bucket is as it is before the next one.
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     """One batch on its way, and a compaction: each is whole or was not, and nothing is doubled."""
     monkeypatch.setattr(object_store, "RENEWAL_SECONDS", 3600.0)  # whoever is killed renews nothing

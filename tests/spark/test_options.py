@@ -28,6 +28,8 @@ from ags1.spark.queries import count
 
 from .test_iceberg_source import iceberg, ids, reading, some_rows, table_of
 
+pytestmark = pytest.mark.spark
+
 __all__ = ["iceberg"]
 
 _ROWS = spark_schema(some_rows(0, 1).schema)

@@ -30,6 +30,8 @@ from .test_iceberg_source import (
     table_of,
 )
 
+pytestmark = pytest.mark.spark
+
 __all__ = ["iceberg"]
 
 

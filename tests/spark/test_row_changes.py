@@ -34,6 +34,8 @@ from ags1.spark.tables.row_tasks import ChangingRows, RemovingRows
 
 from .test_iceberg_source import some_rows, stored_files, table_of
 
+pytestmark = pytest.mark.spark
+
 BY_REGION = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "region"))
 MODES = ["merge-on-read", "copy-on-write"]
 

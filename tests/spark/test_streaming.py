@@ -40,6 +40,8 @@ from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LocalSource
 from tests.aws_server import aws_server, dummy_environment
 
+pytestmark = pytest.mark.spark
+
 QUERY = "6f1f8a4e-7c0b-4d2e-9f65-0a4f1a2b3c4d"
 _VALUE = StructType([StructField("value", StringType())])
 

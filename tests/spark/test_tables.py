@@ -51,7 +51,10 @@ from ags1.spark.tables.tasks import Checking, OldFile, Rewriting
 from .conftest import set_for_workers
 from .test_iceberg_source import JAVA_KMS, some_rows, stored_files, table_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -44,9 +44,9 @@ def test_a_task_forgets_sparks_archives_and_can_still_import_from_them(spark: An
 
 
 def test_archives_that_users_add_are_read_again_when_spark_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pyspark: Any
 ) -> None:
-    spark_files = pytest.importorskip("pyspark").SparkFiles
+    spark_files = pyspark.SparkFiles
     added, other = tmp_path / "files", tmp_path / "spark"
     monkeypatch.setattr(spark_files, "getRootDirectory", lambda: str(added))
     for folder, module in ((added, "ags1_test_added"), (other, "ags1_test_other")):
@@ -85,8 +85,8 @@ def test_garbage_collection_passes_over_what_the_first_task_of_a_worker_imported
     assert second == first
 
 
+@pytest.mark.usefixtures("pyspark")
 def test_a_program_that_does_a_tasks_work_keeps_its_garbage_collection() -> None:
-    pytest.importorskip("pyspark")
     before = gc.get_freeze_count()
     end_of_task()
     assert gc.get_freeze_count() == before

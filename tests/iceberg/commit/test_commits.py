@@ -785,7 +785,7 @@ def test_a_name_is_taken_once_in_hive(hive: Commits, tmp_path: Path) -> None:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Rest]:
     with Rest(tmp_path) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
         server.shutdown()

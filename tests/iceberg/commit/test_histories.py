@@ -18,11 +18,11 @@ histories.main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["sql", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
-)
 # `python tests/histories.py sql FOLDER 1000 SEED` takes longer.
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("sql", 6), *(pytest.param(kind, 100, marks=pytest.mark.slow) for kind in ("sql", *OTHERS))],
+)
 def test_every_history_is_explained(
     memory_folder: Path, run_python: RunPython, kind: str, kills: int
 ) -> None:

@@ -125,13 +125,16 @@ def change(table: EncryptedTable, pick: random.Random) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_any_history(catalog: EncryptedCatalog, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(6, marks=pytest.mark.slow)])
+def test_any_history(
+    catalog: EncryptedCatalog, mode: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pick = random.Random(f"{mode} 3")
     form = pick.choice(["parquet", "avro"])
     spec = pick.choice([BY_V, PartitionSpec()])
     table = create(catalog, mode, spec, **{"write.format.default": form})
     table.append(rows(*range(12)))
-    for _ in range(4):
+    for _ in range(count):
         change(table, pick)
     assert check_changes(table)
     # Read twice instead of held.

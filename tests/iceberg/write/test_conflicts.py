@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -88,6 +87,35 @@ def create(catalog: Catalog | EncryptedCatalog, name: str, properties: dict[str,
     made = catalog.create_table(name, SCHEMA, partition_spec=BY_V, properties=properties)
     made.append(pa.concat_tables([rows(1, 2, 3, v="a"), rows(11, 12, 13, v="b")]))
     return made
+
+
+Begun = Callable[[bool, dict[str, str]], Table]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """Return a new table like those of ``create``, encrypted or of PyIceberg. Tables with the same
+    properties begin with the same metadata.json and files, which are made once."""
+    numbers = itertools.count()
+    folders = [tmp_path_factory.mktemp(name) for name in ("plain", "encrypted")]
+    with (
+        load_plain_catalog("plain", **at(folders[False])) as plain,
+        load_catalog("sql", **at(folders[True]), **KMS_PROPERTIES) as encrypted,
+    ):
+        catalogs: list[Any] = [plain, encrypted]
+        for catalog in catalogs:
+            catalog.create_namespace("db")
+
+        @functools.cache
+        def first(encrypted: bool, properties: frozenset[tuple[str, str]]) -> str:
+            name = f"db.t{next(numbers)}"
+            return create(catalogs[encrypted], name, dict(properties)).metadata_location
+
+        def table(encrypted: bool, properties: dict[str, str]) -> Any:
+            begins = first(encrypted, frozenset(properties.items()))
+            return catalogs[encrypted].register_table(f"db.t{next(numbers)}", begins)
+
+        yield table
 
 
 def again(table: Table) -> Any:
@@ -320,6 +348,22 @@ def outcome(table: Table, other: str, ours: str) -> Any:
     return contents(table)
 
 
+Outcome = Callable[[str, str, str], Any]
+
+
+@pytest.fixture(scope="module")
+def outcome_of_pyiceberg(begun: Begun) -> Outcome:
+    """Return the outcome on a table of PyIceberg, which has one mode."""
+
+    @functools.cache
+    def found(ours: str, other: str, level: str) -> Any:
+        table = begun(False, QUICK | dict.fromkeys(LEVELS, level))
+        assert not isinstance(table, EncryptedTable)
+        return outcome(table, other, ours)
+
+    return found
+
+
 def cases() -> Iterator[Any]:
     """All pairs; those that say most are not slow."""
     first = {"overwrite", "overwrite rows", "delete a row", "delete and append"}
@@ -335,22 +379,12 @@ def cases() -> Iterator[Any]:
 )
 @pytest.mark.parametrize(("ours", "other"), list(cases()))
 def test_the_outcome_is_pyiceberg_s(
-    catalog: EncryptedCatalog, ours: str, other: str, mode: str, level: str
+    begun: Begun, outcome_of_pyiceberg: Outcome, ours: str, other: str, mode: str, level: str
 ) -> None:
     modes = {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
-    table = create(catalog, "db.t", ENCRYPTED | dict.fromkeys(LEVELS, level) | modes)
+    table = begun(True, ENCRYPTED | dict.fromkeys(LEVELS, level) | modes)
     assert isinstance(table, EncryptedTable)
     assert outcome(table, other, ours) == outcome_of_pyiceberg(ours, other, level)
-
-
-@functools.cache  # PyIceberg has one mode
-def outcome_of_pyiceberg(ours: str, other: str, level: str) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        with load_plain_catalog("plain", **at(Path(folder))) as catalog:
-            catalog.create_namespace("db")
-            table = create(catalog, "db.plain", QUICK | dict.fromkeys(LEVELS, level))
-            assert not isinstance(table, EncryptedTable)
-            return outcome(table, other, ours)
 
 
 def test_the_levels_of_deletes_and_overwrites_are_two(catalog: EncryptedCatalog) -> None:
@@ -423,14 +457,10 @@ def refreshes() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("first", "other", "then"), list(refreshes()))
 def test_a_refresh_reaches_an_open_transaction_as_in_pyiceberg(
-    catalog: EncryptedCatalog, tmp_path: Path, first: str, other: str, then: str
+    begun: Begun, first: str, other: str, then: str
 ) -> None:
-    with load_plain_catalog("plain", **at(tmp_path)) as plain_catalog:
-        plain_catalog.create_namespace("db")
-        plain = create(plain_catalog, "db.plain", QUICK)
-        encrypted = create(catalog, "db.t", ENCRYPTED)
-        found = refreshed(encrypted, first, other, then)
-        assert found == refreshed(plain, first, other, then)
+    found = refreshed(begun(True, ENCRYPTED), first, other, then)
+    assert found == refreshed(begun(False, QUICK), first, other, then)
 
 
 def test_a_delete_after_a_refresh_is_of_what_the_table_shows_then(table: EncryptedTable) -> None:
