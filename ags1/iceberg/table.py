@@ -225,6 +225,14 @@ class EncryptedTable(MaintainedTable):
             identifier_columns=identifier_columns,
         )
 
+    def __arrow_c_schema__(self) -> object:
+        """Return the schema of ``scan()``."""
+        return self.scan().__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the rows of ``scan()`` as a stream of Arrow batches, with its errors."""
+        return self.scan().__arrow_c_stream__(requested_schema)
+
     @property
     def inspect(self) -> InspectTable:
         """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks."""
