@@ -1,7 +1,7 @@
-"""Takes rows and schemas from any library that exports Arrow data: Polars, DuckDB, pandas, nanoarrow.
+"""Takes rows and schemas from any library that exports Arrow data: Polars, DuckDB, pandas, …
 
-Follows Arrow's PyCapsule interface. Libraries export text and bytes as views, which PyIceberg does not
-know; they become the large types of Arrow. This module does not know tables.
+Follows Arrow's PyCapsule interface. Polars exports text and bytes as views, which PyIceberg does
+not know: they become Arrow's large types. This module does not know tables.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ArrowRows: TypeAlias = "pa.Table | pa.RecordBatchReader | ArrowStreamProducer | 
 
 
 def arrow_rows(data: ArrowRows) -> pa.Table | pa.RecordBatchReader:
-    """Return Arrow data as a table or a reader. What is neither is read once, batch by batch, as it is
-    needed. Raises ValueError for an object without Arrow data, as PyIceberg does."""
+    """Return Arrow data as a table or a reader. A stream becomes a reader and is not held. Raises
+    ValueError, as PyIceberg does, for an object without Arrow data."""
     rows: pa.Table | pa.RecordBatchReader
     if isinstance(data, pa.Table | pa.RecordBatchReader):
         rows = data
@@ -46,8 +46,8 @@ def arrow_rows(data: ArrowRows) -> pa.Table | pa.RecordBatchReader:
         rows = pa.Table.from_batches([pa.record_batch(data)])
     else:
         raise ValueError(
-            f"Expected pa.Table or pa.RecordBatchReader, got {type(data).__name__}: give Arrow data, "
-            "or an object that exports it by __arrow_c_stream__, such as a data frame"
+            f"Expected pa.Table or pa.RecordBatchReader, got {type(data).__name__}: give Arrow "
+            "data, or an object that exports it by __arrow_c_stream__, such as a data frame"
         )
     schema = _without_views(rows.schema)
     return rows if schema == rows.schema else rows.cast(schema)
@@ -60,8 +60,8 @@ def arrow_table(data: ArrowRows) -> pa.Table:
 
 
 def arrow_schema(schema: Any) -> Any:
-    """Return the schema of an object that exports an Arrow schema or Arrow data. Any other object is
-    returned as it is."""
+    """Return the schema of an object that exports an Arrow schema or Arrow data. Any other object
+    is returned as it is."""
     if hasattr(schema, "__arrow_c_schema__"):
         return _without_views(pa.schema(schema))
     if hasattr(schema, "__arrow_c_stream__") or hasattr(schema, "__arrow_c_array__"):
