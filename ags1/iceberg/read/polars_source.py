@@ -44,21 +44,19 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from ..spec.column_types import as_stored
+from .scan import EncryptedIncrementalScan, EncryptedScan
 
 if TYPE_CHECKING:
     import polars
 
-    from .changes import EncryptedChangelogScan
-    from .scan import EncryptedIncrementalScan, EncryptedScan
-
-    _Scan: TypeAlias = EncryptedScan | EncryptedIncrementalScan | EncryptedChangelogScan
+    _Scan: TypeAlias = EncryptedScan | EncryptedIncrementalScan
 
 # By the names in Polars' expressions: a comparison and its opposite, the same with its sides
 # exchanged.
 _OPPOSITES = {"Eq": "NotEq", "Lt": "GtEq", "LtEq": "Gt"}
 _OPPOSITES |= {there: here for here, there in _OPPOSITES.items()}
 _EXCHANGED = {"Eq": "Eq", "NotEq": "NotEq", "Lt": "Gt", "Gt": "Lt", "LtEq": "GtEq", "GtEq": "LtEq"}
-_COMPARISONS = {
+_COMPARISONS: dict[str, Any] = {
     "Eq": EqualTo,
     "NotEq": NotEqualTo,
     "Lt": LessThan,
@@ -66,12 +64,16 @@ _COMPARISONS = {
     "Gt": GreaterThan,
     "GtEq": GreaterThanOrEqual,
 }
-_TESTS = {
+# Each with its opposite.
+_TESTS: dict[str, tuple[Any, Any]] = {
     "IsNull": (IsNull, NotNull),
     "IsNotNull": (NotNull, IsNull),
     "IsNan": (IsNaN, NotNaN),
     "IsNotNan": (NotNaN, IsNaN),
 }
+_IS_IN: tuple[Any, Any] = In, NotIn
+_STARTS_WITH: tuple[Any, Any] = StartsWith, NotStartsWith
+_IS_NAN, _ = _TESTS["IsNan"]
 _BETWEEN = {
     "Both": ("GtEq", "LtEq"),
     "Left": ("GtEq", "Lt"),
@@ -85,17 +87,24 @@ def scan_polars(source: Table | _Scan) -> polars.LazyFrame:
 
     A query reads only the columns that it uses, and only the files and row groups that its filter
     needs. It reads them in batches, so that Polars' streaming engine needs memory for few of them.
-    The result is that of Polars for the same rows, also for null and NaN. ``source`` may be a scan
-    of a branch, of a snapshot, of appended rows or of changes. The frame stays at the version that
-    the table had when the frame was made.
+    The result is that of Polars for the same rows, also for null and NaN. ``source`` may be a
+    ``scan`` or an ``incremental_append_scan``, for example of a branch. The frame stays at the
+    version that the table had when the frame was made.
 
-    Raises ImportError if Polars is not installed. A query raises what the scan raises; Polars may
-    wrap that in its ComputeError.
+    Raises ImportError if Polars is not installed, and TypeError for another source, for example a
+    table that is not encrypted. A query raises what the scan raises; Polars may wrap that in its
+    ComputeError.
     """
     import polars as pl  # an optional dependency
     from polars.io.plugins import register_io_source
 
     scan = source.scan() if isinstance(source, Table) else source
+    if not isinstance(scan, EncryptedScan | EncryptedIncrementalScan):
+        raise TypeError(
+            f"an encrypted table or a scan of one is needed, not {type(source).__name__}: use "
+            "polars.scan_iceberg for a table that is not encrypted, and polars.DataFrame for "
+            "changes"
+        )
     rows = _PolarsSource(scan)
     empty = schema_to_pyarrow(as_stored(scan.projection())).empty_table()
     return register_io_source(rows.read, schema=pl.DataFrame(empty).schema)
@@ -121,11 +130,13 @@ class _PolarsSource:
             frame = pl.DataFrame(batch)
             if predicate is not None:
                 frame = frame.filter(predicate)
-            if with_columns is not None:
-                frame = frame.select(with_columns)
             if n_rows is not None:
                 frame = frame.head(n_rows)
                 n_rows -= frame.height
+            if with_columns is not None:
+                # Unlike ``select``, this keeps the number of rows if there is no column left.
+                frame = frame.drop(set(frame.columns).difference(with_columns))
+                frame = frame.select(with_columns) if with_columns else frame
             yield from frame.iter_slices(batch_size or max(1, frame.height))
             if n_rows == 0:
                 return
@@ -137,10 +148,12 @@ class _PolarsSource:
         scan = self._scan
         used = [] if predicate is None else predicate.meta.root_names()
         if with_columns is not None:
-            scan = scan.update(selected_fields=tuple(dict.fromkeys([*with_columns, *used])))
+            # Rows without a column could not be counted.
+            columns = [*with_columns, *used] or [scan.projection().fields[0].name]
+            scan = scan.update(selected_fields=tuple(dict.fromkeys(columns)))
         if predicate is None:
             limits = [limit for limit in (n_rows, scan.limit) if limit is not None]
-            return scan.update(limit=min(limits, default=None))
+            return scan.update(limit=min(limits)) if limits else scan
         # A scan's limit comes before the query's filter.
         if scan.limit is not None:
             return scan
@@ -184,7 +197,7 @@ class _Translation:
         ``negated``, false. Return None if there is none."""
         match node:
             case {"Column": str(name)} if self._columns.get(name) == self._pl.Boolean:
-                return self._bound(EqualTo(name, not negated))
+                return self._bound(_COMPARISONS["Eq"](name, not negated))
             case {"BinaryExpr": {"left": left, "op": "And" | "LogicalAnd", "right": right}}:
                 return self._both(left, right, negated, Or if negated else And)
             case {"BinaryExpr": {"left": left, "op": "Or" | "LogicalOr", "right": right}}:
@@ -230,22 +243,23 @@ class _Translation:
                 return self._bound(_TESTS[test][negated](name))
             case {"Boolean": {"IsBetween": {"closed": str(closed)}}}, [low, high]:
                 above, below = _BETWEEN[closed]
-                bounds = [
-                    {"BinaryExpr": {"left": column, "op": op, "right": literal}}
-                    for op, literal in ((above, low), (below, high))
-                ]
-                return self._both(*bounds, negated, Or if negated else And)
+                return self._both(
+                    {"BinaryExpr": {"left": column, "op": above, "right": low}},
+                    {"BinaryExpr": {"left": column, "op": below, "right": high}},
+                    negated,
+                    Or if negated else And,
+                )
             case {"Boolean": {"IsIn": {"nulls_equal": False}}}, [literal]:
                 values = self._values(name, literal)
                 # Arrow tells -0.0 from 0.0 here, and Polars does not.
                 if values is None or self._columns[name] in self._floats:
                     return None
-                return self._bound((NotIn if negated else In)(name, values))
+                return self._bound(_IS_IN[negated](name, values))
             case {"StringExpr": "StartsWith"}, [literal]:
                 values = self._values(name, literal)
                 if values is None or len(values) != 1:
                     return None
-                return self._bound((NotStartsWith if negated else StartsWith)(name, values[0]))
+                return self._bound(_STARTS_WITH[negated](name, values[0]))
         return None
 
     def _values(self, name: str, literal: Any) -> list[Any] | None:
@@ -269,7 +283,7 @@ class _Translation:
         """Return an expression that the table's columns can have; else None. It also lets the NaNs
         in the column ``nan_in`` through."""
         if nan_in is not None and self._columns[nan_in] in self._floats:
-            wanted = Or(wanted, IsNaN(nan_in))
+            wanted = Or(wanted, _IS_NAN(nan_in))
         try:
             bind(self._schema, wanted, case_sensitive=True)
         except (ValueError, TypeError):
