@@ -143,7 +143,7 @@ def test_changes_and_appended_rows_are_streams_too(catalog: EncryptedCatalog) ->
     appended = table.incremental_append_scan(from_snapshot_id_exclusive=first.snapshot_id)
     assert polars.DataFrame(appended)["id"].to_list() == [2]
     changes = table.changelog_scan(from_snapshot_id_exclusive=first.snapshot_id)
-    found = duckdb.sql("select _change_type, id from changes order by id").fetchall()
+    found = duckdb.from_arrow(changes).project("_change_type, id").order("id").fetchall()
     assert found == [("DELETE", 0), ("INSERT", 2)]
     with table.transaction() as transaction:
         transaction.append(ROWS.slice(5, 1))
@@ -189,7 +189,7 @@ def test_a_stream_holds_few_files(
     # A consumer that stops early stops the reading.
     for task in list(table.scan().plan_files())[8:]:
         Path(task.file.file_path.removeprefix("file://")).unlink()
-    assert duckdb.from_arrow(table).limit(1).fetchone()[0] == 0
+    assert duckdb.from_arrow(table).limit(1).fetchall()[0][0] == 0
 
 
 # -- rows in
@@ -326,7 +326,7 @@ def test_a_stream_that_fails_writes_nothing(catalog: EncryptedCatalog, tmp_path:
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("data", [[1], {"id": [1]}, "rows", None, pa.array([1])], ids=repr)
+@pytest.mark.parametrize("data", [[1], {"id": [1]}, "rows", None], ids=repr)
 def test_what_is_no_arrow_data_is_refused(catalog: EncryptedCatalog, data: Any) -> None:
     table = made(catalog, pa.schema([("id", pa.int64())]))
     with table.update_spec() as spec:
@@ -336,4 +336,6 @@ def test_what_is_no_arrow_data_is_refused(catalog: EncryptedCatalog, data: Any) 
         with pytest.raises((ValueError, TypeError)) as raised:
             write(data)
         assert type(data).__name__ in str(raised.value)
+        with pytest.raises(ValueError, match="non-struct type int64"):
+            write(pa.array([1]))
     assert ids(table) == []
