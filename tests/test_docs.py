@@ -38,7 +38,17 @@ KEYRING = ("docs/keys.md", ["A keyring"])
 AWS = ("docs/keys.md", ["A keyring", "Choosing the KMS"])
 VAULT = ("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])
 MANAGER = ("docs/keys.md", ["In Python"])
-TABLES = ("docs/tables.md", ["A catalog", "Writing", "Reading", "Maintenance", "From the shell"])
+TABLES = (
+    "docs/tables.md",
+    [
+        "A catalog",
+        "Writing",
+        "Reading",
+        "From Polars, DuckDB, pandas, DataFusion and Dask",
+        "Maintenance",
+        "From the shell",
+    ],
+)
 STORIES = [FILES, FIRST, SPARK, KEYRING, AWS, VAULT, MANAGER, TABLES]
 MAKE = [("README.md", ["Two commands"]), ("docs/figures.md", [""])]
 

@@ -18,6 +18,8 @@ from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
 from .read.changelog_planning import ChangelogScanTask
 from .read.changes import EncryptedChangelogScan
+from .read.dask_source import read_dask
+from .read.polars_source import scan_polars
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
@@ -51,5 +53,7 @@ __all__ = [
     "examine_table",
     "load_catalog",
     "open_table",
+    "read_dask",
+    "scan_polars",
     "verify_table",
 ]

@@ -59,9 +59,12 @@ from .storage.output import TableOutput
 from .storage.trust import Trust
 from .table import EncryptedTable, kms_client
 from .transaction import EncryptedCreateTransaction
+from .write.arrow_input import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from .write.arrow_input import ArrowRows, ArrowSchemaProducer
 
 # Properties of a catalog. Only the caller sets them: a server's values are ignored.
 TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
@@ -256,13 +259,16 @@ class EncryptedCatalog(DelegatingCatalog):
     def create_table(
         self,
         identifier: str | Identifier,
-        schema: Schema | pa.Schema,
+        schema: Schema | pa.Schema | ArrowSchemaProducer | ArrowRows,
         location: str | None = None,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
         """Create a table. It is encrypted if ``properties`` has ``encryption.key-id``.
+
+        ``schema`` may be any object that exports an Arrow schema or Arrow data, such as a data
+        frame. Its rows are not written. A stream that can be read only once is used up.
 
         An encrypted table has format version 3. Further properties are
         ``encryption.data-key-length`` (16, 24 or 32 bytes) and ``write.format.default``
@@ -274,7 +280,7 @@ class EncryptedCatalog(DelegatingCatalog):
         keys.
         """
         # The parameters of all three methods below, in PyIceberg's order.
-        wanted = identifier, schema, location, partition_spec, sort_order, properties
+        wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
         if not self._is_encrypted(properties, location):
             table = self.inner.create_table(*wanted)
             table.catalog = self
@@ -285,7 +291,7 @@ class EncryptedCatalog(DelegatingCatalog):
     def create_table_transaction(
         self,
         identifier: str | Identifier,
-        schema: Schema | pa.Schema,
+        schema: Schema | pa.Schema | ArrowSchemaProducer | ArrowRows,
         location: str | None = None,
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
@@ -293,7 +299,7 @@ class EncryptedCatalog(DelegatingCatalog):
     ) -> CreateTableTransaction:
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
         # The parameters of both methods below, in PyIceberg's order.
-        wanted = identifier, schema, location, partition_spec, sort_order, properties
+        wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
         if not self._is_encrypted(properties, location):
             plain = self.inner.create_table_transaction(*wanted)
             table_of(plain).catalog = self

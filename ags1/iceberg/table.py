@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
@@ -38,11 +38,15 @@ from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.changes import EncryptedChangelogScan
 from .read.metadata import read_metadata, table_key_id
+from .read.polars_source import scan_polars
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec.column_types import as_stored, readable
 from .spec.constants import MAIN_BRANCH
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
+
+if TYPE_CHECKING:
+    import polars
 
 
 def open_table(
@@ -225,6 +229,14 @@ class EncryptedTable(MaintainedTable):
             identifier_columns=identifier_columns,
         )
 
+    def __arrow_c_schema__(self) -> object:
+        """Return the schema of ``scan()``."""
+        return self.scan().__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the rows of ``scan()`` as a stream of Arrow batches, with its errors."""
+        return self.scan().__arrow_c_stream__(requested_schema)
+
     @property
     def inspect(self) -> InspectTable:
         """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks."""
@@ -271,6 +283,10 @@ class EncryptedTable(MaintainedTable):
             require_encrypted=files.require_encrypted,
         )
 
+    def to_polars(self) -> polars.LazyFrame:
+        """Return the table as a lazy frame of Polars: see ``scan_polars``."""
+        return scan_polars(self)
+
     def to_daft(self) -> NoReturn:
         """Raise NotImplementedError: Daft opens the files without keys."""
         raise NotImplementedError("Daft opens the files without keys: use scan().to_arrow()")
@@ -280,7 +296,9 @@ class EncryptedTable(MaintainedTable):
         raise NotImplementedError("Bodo opens the files without keys: use scan().to_arrow()")
 
     def __datafusion_table_provider__(self, session: Any | None = None) -> NoReturn:
-        raise NotImplementedError("DataFusion opens the files without keys: use scan().to_arrow()")
+        raise NotImplementedError(
+            "DataFusion opens the files without keys: use SessionContext().from_arrow(table.scan())"
+        )
 
     # -- writing
 

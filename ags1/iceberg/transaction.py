@@ -25,9 +25,8 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
-import pyarrow as pa
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -56,6 +55,7 @@ from .spec.properties import number_in
 from .steps import Attempt, MetadataStep, SnapshotStep, Step, Update
 from .storage.output import TableOutput
 from .storage.table_files import ManifestCache
+from .write.arrow_input import ArrowRows, arrow_rows, arrow_table
 from .write.conflicts import Read, columns_of
 from .write.copy_on_write import is_copy_on_write, rewrite_without
 from .write.data_files import write_rows
@@ -65,8 +65,6 @@ from .write.plain_files import name_mapping_update, plain_file_records
 from .write.snapshot import FileChange
 from .write.upsert import Upsert
 from .write.view import TableView
-
-Rows: TypeAlias = "pa.Table | pa.RecordBatchReader"
 
 # Properties of a table, with their defaults and the greatest values that are obeyed.
 _NUM_RETRIES = "commit.retry.num-retries", 4, 1000
@@ -175,19 +173,21 @@ class EncryptedTransaction(BuiltTransaction):
 
     def append(
         self,
-        df: Rows,
+        df: ArrowRows,
         snapshot_properties: dict[str, str] = EMPTY_DICT,
         branch: str | None = MAIN_BRANCH,
     ) -> None:
-        """Append rows. If ``df`` is a reader, each batch is written as it arrives, also to a
-        partitioned table. Raises ValueError if the rows do not fit the schema."""
+        """Append rows. ``df`` is an Arrow table or reader, or an object that exports Arrow data,
+        such as a data frame of Polars or pandas or a relation of DuckDB. If it is a stream, each
+        batch is written as it arrives, also to a partitioned table. Raises ValueError if the rows
+        do not fit the schema, or if ``df`` has no Arrow data."""
         files = self._write_rows(df)
         change = FileChange(added=files)
         self._snapshot(lambda _: change, snapshot_properties, branch, always=True)
 
     def overwrite(
         self,
-        df: Rows,
+        df: ArrowRows,
         overwrite_filter: BooleanExpression | str = ALWAYS_TRUE,
         snapshot_properties: dict[str, str] = EMPTY_DICT,
         case_sensitive: bool = True,
@@ -213,12 +213,13 @@ class EncryptedTransaction(BuiltTransaction):
 
     def dynamic_partition_overwrite(
         self,
-        df: pa.Table,
+        df: ArrowRows,
         snapshot_properties: dict[str, str] = EMPTY_DICT,
         branch: str | None = MAIN_BRANCH,
     ) -> None:
         """Replace the partitions that the rows belong to. Raises ValueError unless the table is
-        partitioned by identity transforms alone. Warns, and its commit raises, as ``overwrite``."""
+        partitioned by identity transforms alone. Warns, and its commit raises, as ``overwrite``.
+        ``df`` is that of ``append``."""
         fields = self.table_metadata.spec().fields
         if not fields:
             raise ValueError("Cannot apply dynamic overwrite on an unpartitioned table.")
@@ -228,9 +229,9 @@ class EncryptedTransaction(BuiltTransaction):
                     "For now dynamic overwrite does not support a table with "
                     f"non-identity-transform field in the latest partition spec: {field}"
                 )
-        if df.num_rows == 0:
-            return
         files = self._write_rows(df)
+        if not files:
+            return
         schema = self.table_metadata.schema()
         names = [str(schema.find_column_name(field.source_id)) for field in fields]
         partitions = self.partition_predicate({file.partition for file in files}, names)
@@ -265,7 +266,7 @@ class EncryptedTransaction(BuiltTransaction):
 
     def upsert(
         self,
-        df: pa.Table,
+        df: ArrowRows,
         join_cols: list[str] | None = None,
         when_matched_update_all: bool = True,
         when_not_matched_insert_all: bool = True,
@@ -274,14 +275,15 @@ class EncryptedTransaction(BuiltTransaction):
         snapshot_properties: dict[str, str] = EMPTY_DICT,
     ) -> UpsertResult:
         """Write the rows of ``df`` in one snapshot: if the table has a row with the same key, that
-        row is updated, otherwise the new row is inserted. The arguments are PyIceberg's.
+        row is updated, otherwise the new row is inserted. The arguments are PyIceberg's. ``df`` is
+        that of ``append``, but is held in memory.
 
         The commit raises ValidationException as that of ``overwrite`` does, for the updated rows.
         It also raises if another writer has inserted a key that this upsert inserts. With PyIceberg
         the table would then have that key twice.
         """
         upsert = Upsert(
-            df,
+            arrow_table(df),
             join_cols,
             update=when_matched_update_all,
             insert=when_not_matched_insert_all,
@@ -327,12 +329,9 @@ class EncryptedTransaction(BuiltTransaction):
         change = FileChange(added=files)
         self._snapshot(lambda _: change, snapshot_properties, branch, always=True)
 
-    def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[ContentFile]:
+    def _write_rows(self, data: ArrowRows, view: TableView | None = None) -> list[ContentFile]:
         self._check_usable()
-        if not isinstance(rows, pa.Table | pa.RecordBatchReader):
-            raise ValueError(
-                f"Expected pa.Table or pa.RecordBatchReader, got {type(rows).__name__}"
-            )
+        rows = arrow_rows(data)
         if view is None:
             self._catch_up()
             view = self._attempt.view

@@ -36,6 +36,7 @@ from pyiceberg.types import NestedField
 from ...errors import MetadataIntegrityError
 from ..spec.column_types import as_stored, readable
 from ..spec.constants import CHANGE_ORDINAL_ID, CHANGE_TYPE_ID, COMMIT_SNAPSHOT_ID
+from .arrow_stream import ArrowStream
 from .changelog_planning import (
     DELETE,
     INSERT,
@@ -62,7 +63,7 @@ _HELD = 32 << 20
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
 
-class EncryptedChangelogScan(BaseScan):
+class EncryptedChangelogScan(BaseScan, ArrowStream):
     """A scan of the rows that were inserted, deleted and updated between two snapshots.
 
     See ``EncryptedTable.changelog_scan``. Filters are those of ``EncryptedScan``. Each choice is a

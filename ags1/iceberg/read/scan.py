@@ -25,6 +25,7 @@ from ..spec.column_types import as_stored
 from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles
 from .ahead import in_order, is_large, read_ahead
+from .arrow_stream import ArrowStream
 from .filters import as_sql, bound_filter
 from .metadata_columns import (
     METADATA_COLUMNS,
@@ -46,7 +47,7 @@ _Task = TypeVar("_Task", bound=FileScanTask)
 _Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
-class EncryptedScan(PlannedScan):
+class EncryptedScan(PlannedScan, ArrowStream):
     """A scan of one snapshot. It does not use server-side planning: a server cannot give keys.
 
     Filters follow SQL: null satisfies no comparison. So ``x != 1`` and ``x not in (1, 2)`` leave
@@ -90,7 +91,8 @@ class EncryptedScan(PlannedScan):
         self, dictionary_columns: tuple[str, ...] = ()
     ) -> pa.RecordBatchReader:
         """Return the rows as a stream. Small files and a part of a large one are read ahead."""
-        return _batch_reader(_reader(self, dictionary_columns), self._tasks())
+        reader = _reader(self, dictionary_columns)
+        return _batch_reader(reader, self._tasks(), dictionary_columns)
 
     def count(self) -> int:
         """Return the number of rows. Files are read only if the manifests are not enough."""
@@ -104,7 +106,7 @@ class EncryptedScan(PlannedScan):
         return _count_by_manifests(self)
 
 
-class EncryptedIncrementalScan(IncrementalAppendScan):
+class EncryptedIncrementalScan(IncrementalAppendScan, ArrowStream):
     """A scan of the rows appended between two snapshots, with the filters of ``EncryptedScan``."""
 
     def projection(self) -> Schema:
@@ -153,6 +155,11 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
     def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
         """Return the rows as a stream, as ``EncryptedScan.to_arrow_batch_reader``."""
         return _batch_reader(_reader(self), self._tasks())
+
+
+def rows_of_tasks(scan: EncryptedScan, tasks: list[FileScanTask]) -> pa.Table:
+    """Return the rows of some tasks of a scan. Raises as ``EncryptedScan.to_arrow``."""
+    return _table(_reader(scan), tasks)
 
 
 class ScanReader:
@@ -296,13 +303,16 @@ def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _batch_reader(reader: ScanReader, tasks: list[FileScanTask]) -> pa.RecordBatchReader:
+def _batch_reader(
+    reader: ScanReader, tasks: list[FileScanTask], dictionary_columns: tuple[str, ...] = ()
+) -> pa.RecordBatchReader:
     schema = schema_to_pyarrow(reader.projected)
     batches = reader.batches(tasks, ahead=READ_AHEAD)
-    first = next(batches, None)
-    if first is None:
-        return pa.RecordBatchReader.from_batches(schema, iter(()))
-    encoded = {f.name: f for f in first.schema if pa.types.is_dictionary(f.type)}
-    schema = pa.schema([encoded.get(f.name, f) for f in schema], metadata=schema.metadata)
-    rows = (batch.cast(schema) for batch in itertools.chain([first], batches))
+    if dictionary_columns:
+        # Whether a column is encoded is known from the first batch.
+        first = list(itertools.islice(batches, 1))
+        batches = itertools.chain(first, batches)
+        encoded = {f.name: f for b in first for f in b.schema if pa.types.is_dictionary(f.type)}
+        schema = pa.schema([encoded.get(f.name, f) for f in schema], metadata=schema.metadata)
+    rows = (batch.cast(schema) for batch in batches)
     return pa.RecordBatchReader.from_batches(schema, rows)

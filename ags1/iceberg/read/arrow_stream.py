@@ -1,0 +1,36 @@
+"""Arrow's PyCapsule interface for scans, by which Polars, DuckDB, pandas and others take the rows.
+
+The consumer asks for one batch after the other, and gets its memory without a copy. This module
+does not know the consumers.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from ..spec.column_types import as_stored
+
+
+class ArrowStream:
+    """Exports the rows of a scan as a stream of Arrow batches."""
+
+    def projection(self) -> Schema:
+        """Return the columns of the rows."""
+        raise NotImplementedError
+
+    def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
+        """Return the rows as a stream."""
+        raise NotImplementedError
+
+    def __arrow_c_schema__(self) -> object:
+        """Return the schema of the rows, without a look at a file."""
+        return schema_to_pyarrow(as_stored(self.projection())).__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the rows as a stream. Each call reads them anew, while the consumer asks for them.
+        Raises as ``plan_files`` does, and pyarrow's ArrowTypeError if the columns cannot have the
+        types of ``requested_schema``. If a file is damaged, the consumer gets an error instead of
+        the rest of the rows."""
+        return self.to_arrow_batch_reader().__arrow_c_stream__(requested_schema)

@@ -1,0 +1,281 @@
+"""``scan_polars`` against Polars itself: a query finds what it finds in a frame of the same rows.
+What a query does not need is deleted or damaged, so that reading it would fail."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import pickle
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from iceberg_tables import KMS_PROPERTIES, MASTER_KEYS
+from polars.testing import assert_frame_equal
+from pyiceberg.transforms import IdentityTransform
+
+from ags1.iceberg import EncryptedTable, load_catalog, scan_polars
+
+ENCRYPTED = {"encryption.key-id": "keyA"}
+NAN, INF = math.nan, math.inf
+UTC = timezone.utc
+
+ROWS = pl.DataFrame(
+    {
+        "id": range(12),
+        "i": pl.Series([1, 2, None, 3, -4, 5, 5, None, 7, 2**31 - 1, -(2**31), 0], dtype=pl.Int32),
+        "f": [1.0, NAN, None, 2.0, NAN, NAN, 0.0, -0.0, INF, -INF, 3.5, None],
+        "g": pl.Series(
+            [NAN, 0.1, None, 1.5, None, None, -0.0, 0.0, NAN, INF, 1, 2], dtype=pl.Float32
+        ),
+        "s": ["a", "A", None, "ab", "", "b", "é", "\U0001f600", "\uffff", None, "abc", "a"],
+        "b": [True, False, None, True, True, True, False, False, None, None, True, False],
+        "d": [date(2020, 1, d) if d != 3 else None for d in range(1, 13)],
+        "t": [datetime(2020, 1, 1, h, tzinfo=UTC) if h % 5 else None for h in range(12)],
+        "n": [datetime(2020, 1, 1, h, 0, 0, h) if h % 4 else None for h in range(12)],
+        "l": [[1, None], [], None] * 4,
+    },
+    schema_overrides={"t": pl.Datetime("us", "UTC"), "n": pl.Datetime("us")},
+)
+# Literals for each column: its own values, others, and types that Polars has to cast.
+LITERALS: dict[str, list[Any]] = {
+    "id": [0, 3, 11, 100, -1, 2.5, None],
+    "i": [1, 5, 2**31 - 1, 2**40, 0.5, None],
+    "f": [0.0, -0.0, 1.0, 2, NAN, INF, -INF, None],
+    "g": [0.1, pl.lit(0.1, pl.Float32), 0.0, NAN, 1, INF],
+    "s": ["a", "", "ab", "é", "\uffff", "zz", None],
+    "b": [True, False, None],
+    "d": [date(2020, 1, 3), date(2020, 1, 4), date(1, 1, 1), datetime(2020, 1, 5, 3)],
+    "t": [datetime(2020, 1, 1, 4, tzinfo=UTC), datetime(1969, 1, 1, tzinfo=UTC)],
+    "n": [datetime(2020, 1, 1, 7, 0, 0, 7), datetime(2020, 1, 1, 7)],
+}
+OPERATORS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The same rows in four commits each: encrypted, partitioned, and not encrypted."""
+    folder = tmp_path_factory.mktemp("polars")
+    with load_catalog(
+        "sql",
+        type="sql",
+        uri=f"sqlite:///{folder}/catalog.db",
+        warehouse=f"file://{folder}/warehouse",
+        **KMS_PROPERTIES,
+    ) as catalog:
+        catalog.create_namespace("db")
+        made = {}
+        for name in ("whole", "partitioned", "plain"):
+            properties = {} if name == "plain" else ENCRYPTED
+            table = catalog.create_table(f"db.{name}", ROWS, properties=properties)
+            if name == "partitioned":
+                with table.update_spec() as spec:
+                    spec.add_field("s", IdentityTransform())
+            for first in range(0, 12, 3):
+                table.append(ROWS.slice(first, 3).to_arrow())
+            made[name] = table
+        yield made
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> pl.Expr:
+    column = draw(st.sampled_from(sorted(LITERALS)))
+    literal, other = (
+        draw(st.sampled_from(LITERALS[column])),
+        draw(st.sampled_from(LITERALS[column])),
+    )
+    compare = draw(st.sampled_from(OPERATORS))
+    plain = [v for v in LITERALS[column] if not isinstance(v, pl.Expr | float | datetime)]
+    kinds = {
+        "compared": lambda: compare(pl.col(column), literal),
+        "exchanged": lambda: compare(pl.lit(literal), pl.col(column)),
+        "between": lambda: pl.col(column).is_between(
+            literal, other, draw(st.sampled_from(["both", "left", "right", "none"]))
+        ),
+        "missing": lambda: pl.col(column).eq_missing(literal),
+        "in": lambda: pl.col(column).is_in(plain or [literal], nulls_equal=draw(st.booleans())),
+        "null": lambda: pl.col(column).is_null(),
+        "not null": lambda: pl.col(column).is_not_null(),
+        "nan": lambda: pl.col("f").is_nan(),
+        "not nan": lambda: pl.col("g").is_not_nan(),
+        "starts": lambda: pl.col("s").str.starts_with(draw(st.sampled_from(["a", "", "é"]))),
+        "boolean": lambda: pl.col("b"),
+        "computed": lambda: pl.col("id") + pl.col("i") > 5,
+        "list": lambda: pl.col("l").list.len() > 1,
+        "two columns": lambda: compare(pl.col("f"), pl.col("g")),
+    }
+    return kinds[draw(st.sampled_from(sorted(kinds)))]()
+
+
+PREDICATES = st.recursive(
+    comparisons(),
+    lambda inner: st.one_of(
+        st.builds(operator.and_, inner, inner),
+        st.builds(operator.or_, inner, inner),
+        st.builds(operator.invert, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@given(
+    st.sampled_from(["whole", "partitioned"]),
+    PREDICATES,
+    st.sampled_from([["id"], ["id", "f"], ["s", "id"], ROWS.columns]),
+    st.sampled_from(["in-memory", "streaming"]),
+)
+@example("whole", pl.col("f") > 0.5, ["id"], "in-memory")
+@example("whole", ~(pl.col("f") <= 0.5), ["id"], "in-memory")
+@example("whole", pl.col("f") != 1.0, ["id"], "in-memory")
+@example("whole", pl.col("f").is_in([0.0]), ["id"], "in-memory")
+@example("whole", pl.col("g") == pl.lit(0.1, pl.Float32), ["id"], "in-memory")
+@settings(max_examples=150)
+def test_a_query_finds_what_polars_finds(
+    tables: dict[str, Any], name: str, predicate: pl.Expr, columns: list[str], engine: Any
+) -> None:
+    try:
+        expected = ROWS.filter(predicate).select(columns)
+    except pl.exceptions.PolarsError:
+        return  # for example a date beside a time with a zone
+    lazy = scan_polars(tables[name]).filter(predicate).select(columns)
+    assert_frame_equal(lazy.collect(engine=engine).sort("id"), expected)
+
+
+def test_queries_of_other_shapes(tables: dict[str, Any]) -> None:
+    lazy = scan_polars(tables["whole"])
+    assert lazy.collect_schema() == ROWS.schema
+    assert_frame_equal(lazy.collect().sort("id"), ROWS)
+    assert lazy.select(pl.len()).collect().item() == 12
+    assert lazy.filter(pl.col("i") > 1).select(pl.len()).collect().item() == 6
+    assert lazy.with_row_index().select("index").collect().height == 12
+    assert lazy.filter(False).collect().equals(ROWS.clear())
+    assert lazy.head(0).collect().equals(ROWS.clear())
+    assert lazy.head(5).collect().height == 5
+    some = lazy.filter(pl.col("b")).head(2).collect()
+    assert some.height == 2
+    assert some["b"].all()
+    # The filter comes after the slice, and the slice after the filter.
+    first = lazy.head(4).collect()
+    assert_frame_equal(
+        lazy.head(4).filter(pl.col("id") > 1).collect(), first.filter(pl.col("id") > 1)
+    )
+    doubled = lazy.group_by("s").agg(pl.col("id").sum()).sort("s", nulls_last=True)
+    expected = ROWS.group_by("s").agg(pl.col("id").sum()).sort("s", nulls_last=True)
+    assert_frame_equal(doubled.collect(engine="streaming"), expected)
+    assert_frame_equal(tables["whole"].to_polars().collect().sort("id"), ROWS)
+
+
+def test_scans_stay_what_they_are(tables: dict[str, Any]) -> None:
+    table = tables["whole"]
+    oldest = table.history()[0].snapshot_id
+
+    def ids(scan: Any) -> list[int]:
+        return scan_polars(scan).filter(pl.col("id") != 1).sort("id").collect()["id"].to_list()
+
+    assert ids(table.scan(snapshot_id=oldest)) == [0, 2]
+    appended = table.incremental_append_scan(from_snapshot_id_exclusive=oldest)
+    assert ids(appended) == list(range(3, 12))
+    assert ids(table.scan("id >= 10", selected_fields=("id", "_pos"))) == [10, 11]
+    # The scan's limit comes before the query's filter.
+    limited = table.scan(limit=2)
+    kept = limited.to_arrow()["id"].to_pylist()
+    assert ids(limited) == [i for i in kept if i != 1]
+    everything = scan_polars(table.scan(limit=3)).filter(pl.col("id") == 100)
+    assert everything.collect().is_empty()
+    with pytest.raises(TypeError, match=r"not EncryptedChangelogScan: .* polars\.DataFrame"):
+        scan_polars(table.changelog_scan())
+    with pytest.raises(TypeError, match=r"not Table: use polars\.scan_iceberg"):
+        scan_polars(tables["plain"])
+    assert pl.DataFrame(table.changelog_scan()).height == 12
+
+
+def test_old_columns_are_not_taken_for_new_ones(catalog: Any) -> None:
+    """A filter names the table's present columns, a frame of an old snapshot the former ones."""
+    old = pl.DataFrame({"x": [1, 2], "y": [20, 10]})
+    table = catalog.create_table("db.t", old, properties=ENCRYPTED)
+    table.append(old)
+    snapshot = table.current_snapshot().snapshot_id
+    with table.update_schema() as change:
+        change.rename_column("x", "z")
+    with table.update_schema() as change:
+        change.rename_column("y", "x")
+    of_snapshot = table.scan(snapshot_id=snapshot)
+    assert of_snapshot.projection().column_names == ["x", "y"]
+    found = scan_polars(of_snapshot).filter(pl.col("x") == 1).collect()
+    assert found.equals(old.filter(pl.col("x") == 1))
+    found = scan_polars(table).filter(pl.col("x") == 10).collect()
+    assert found.rows() == [(2, 10)]
+
+
+QUERIES = {
+    "comparison": pl.col("id") >= 9,
+    "exchanged": pl.lit(8) < pl.col("id"),
+    "opposite": ~(pl.col("id") < 9),
+    "is in": pl.col("id").is_in([10, 11]),
+    "between": pl.col("id").is_between(9, 10),
+    "date": pl.col("d") > date(2020, 1, 9),
+    "time": pl.col("t") > datetime(2020, 1, 1, 8, tzinfo=UTC),
+    "text": pl.col("s").str.starts_with("abc") & (pl.col("id") > 5),
+    "number": (pl.col("i") > 7) & ~pl.col("s").is_null(),
+    "either": (pl.col("id") == 9) | (pl.col("id") > 9),
+    "beside what is not translated": (pl.col("id") + pl.col("i") != 7) & (pl.col("id") > 8),
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_filter_leaves_files_closed(catalog: Any, query: str) -> None:
+    table = catalog.create_table("db.t", ROWS, properties=ENCRYPTED)
+    for first in range(0, 12, 3):
+        table.append(ROWS.slice(first, 3).to_arrow())
+    for task in table.scan("id < 9").plan_files():
+        Path(task.file.file_path.removeprefix("file://")).unlink()
+    lazy = scan_polars(table).filter(QUERIES[query])
+    assert_frame_equal(lazy.collect().sort("id"), ROWS.filter(QUERIES[query]))
+    with pytest.raises((FileNotFoundError, pl.exceptions.ComputeError), match="parquet"):
+        scan_polars(table).collect()
+
+
+def damaged(catalog: Any) -> EncryptedTable:
+    """Return a table of two columns, of which the second is damaged in the second file."""
+    table = catalog.create_table(
+        "db.t", pa.schema([("id", pa.int64()), ("text", pa.binary())]), properties=ENCRYPTED
+    )
+    for _ in range(2):
+        text = [os.urandom(500) for _ in range(1000)]
+        table.append(pa.table({"id": range(1000), "text": text}))
+    path = Path(next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return table
+
+
+def test_a_query_reads_only_its_columns(catalog: Any) -> None:
+    table = damaged(catalog)
+    assert scan_polars(table).select(pl.col("id").sum()).collect().item() == 999_000
+    assert scan_polars(table).filter(pl.col("id") == 5).select("id").collect().height == 2
+
+
+@pytest.mark.parametrize("engine", ["in-memory", "streaming"])
+def test_a_damaged_file_fails_the_query(catalog: Any, engine: Any) -> None:
+    lazy = scan_polars(damaged(catalog)).select(pl.col("text").n_unique())
+    with pytest.raises(Exception, match="parquet") as raised:
+        lazy.collect(engine=engine)
+    assert "AuthenticationError" in f"{type(raised.value).__name__} {raised.value}"
+
+
+def test_no_key_is_in_a_frame(tables: dict[str, Any]) -> None:
+    lazy = scan_polars(tables["whole"]).filter(pl.col("id") > 1)
+    keys = [form for key in MASTER_KEYS.values() for form in (key.decode(), key.hex())]
+    assert not any(key in lazy.explain() for key in keys)
+    for serialize in (pickle.dumps, lambda frame: frame.serialize()):
+        with pytest.raises((TypeError, pl.exceptions.ComputeError), match="not pickled") as raised:
+            serialize(lazy)
+        assert not any(key in str(raised.value) for key in keys)
