@@ -36,7 +36,7 @@ from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, open_table
 from ..iceberg.transaction import EncryptedTransaction
-from ..iceberg.write.conflicts import Read, columns_of
+from ..iceberg.write.conflicts import Read, columns_of, isolation_level
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.copy_on_write import is_copy_on_write, rewrite_without
 from ..iceberg.write.data_files import write_rows

@@ -27,7 +27,6 @@ from pyiceberg.expressions.visitors import extract_field_ids
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import DoubleType, FloatType
 from pyroaring import BitMap64
 from pyspark.errors import SparkRuntimeException
@@ -56,6 +55,7 @@ from ..iceberg_api import (
     check_readable,
     columns_of,
     is_copy_on_write,
+    isolation_level,
     metadata_with_lineage,
     schema_with_lineage,
 )
@@ -106,7 +106,8 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A delete, update or merge. ``name`` is that in ``write.{name}.mode``. All rows that it
+    """A delete, update or merge. ``name`` is that in ``write.{name}.mode`` and
+    ``write.{name}.isolation-level``. All rows that it
     changes satisfy ``row_filter``; if it deletes all that do, it is ``exact``. ``columns`` are the
     names of the table's columns that ``actions`` needs; None means all. ``writes`` is true if it
     may make new rows, and ``inserts`` if it may do so without any old ones."""
@@ -231,7 +232,9 @@ class _Run:
         self._view = view
         self._output = output
         self._executor = executor
-        self._copy_on_write = is_copy_on_write(view.properties, command.name)
+        # As in Java, both are checked before anything is read.
+        self._copy_on_write = is_copy_on_write(view.properties, command.name, "copy-on-write")
+        isolation_level(view.properties, command.name)
         self.done = RowChanges()
 
     def change(self) -> FileChange:
@@ -256,10 +259,8 @@ class _Run:
         )
         deleted = plan.matched_rows - changed.updated
         self.done = RowChanges(deleted, changed.updated, changed.inserted)
-        operation = Operation.DELETE if command.name == "delete" else Operation.OVERWRITE
-        read = Read(
-            command.row_filter, plan.read, columns_of(command.row_filter, view.schema), operation
-        )
+        field_ids = columns_of(command.row_filter, view.schema)
+        read = Read(command.row_filter, plan.read, field_ids, command.name)
         gone = [*plan.dropped, *plan.superseded]
         if not self._copy_on_write:
             return FileChange(added=changed.files, deletes=removed, removed=gone, read=read)
