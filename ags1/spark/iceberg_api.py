@@ -21,6 +21,7 @@ from ..iceberg.operations.verify.findings import TableVerification
 from ..iceberg.operations.verify.progress import EstimatedProgress
 from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
+from ..iceberg.pyiceberg.expressions import BooleanRewriter
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import METADATA_COLUMNS, METADATA_NAMES, filtered_schema

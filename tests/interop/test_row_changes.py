@@ -62,7 +62,8 @@ class Twins(NamedTuple):
 
     def removed(self) -> tuple[dict[str, str], dict[str, Any]]:
         """Return what the newest snapshot of Java's table, and of ours, has removed, and how."""
-        of_java = self.spark.sql(f"SELECT summary FROM {self.name}.snapshots").collect()[-1][0]
+        query = f"SELECT summary FROM {self.name}.snapshots ORDER BY committed_at"
+        of_java = self.spark.sql(query)[-1][0]
         snapshot = self.catalog.load_table("db.t").current_snapshot()
         of_ours = snapshot.summary.additional_properties
         counted = ("deleted-data-files", "added-dvs", "removed-dvs")

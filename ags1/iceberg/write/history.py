@@ -28,7 +28,10 @@ def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: Ta
     if read is None or view.snapshot == start:
         return
     conflict = find_conflict(
-        read, changes_since(start, view), view.schema, isolation_level(view.properties, read.command)
+        read,
+        changes_since(start, view),
+        view.schema,
+        isolation_level(view.properties, read.command),
     )
     if conflict is not None:
         raise ConflictError(conflict)

@@ -27,7 +27,7 @@ from pyiceberg.expressions.visitors import extract_field_ids
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyiceberg.types import DoubleType, FloatType
+from pyiceberg.types import FloatType
 from pyroaring import BitMap64
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql.types import LongType, StructField, StructType
@@ -60,7 +60,7 @@ from ..iceberg_api import (
     schema_with_lineage,
 )
 from ..iceberg_source.column_names import naming
-from ..iceberg_source.filters import conjuncts, parse_filter
+from ..iceberg_source.filters import as_in_spark, conjuncts, parse_filter
 from ..iceberg_source.reader import (
     TablePartition,
     numbered_rows_of,
@@ -164,8 +164,8 @@ class ChangedTable:
         return And(AlwaysTrue(), AlwaysTrue(), *found), len(found) == len(parts)
 
     def _filter_of(self, text: str, prefix: str) -> BooleanExpression | None:
-        """Return a filter that means what Spark takes the text for; None if that is not sure. Here
-        NaN is in no comparison, and in Spark it is larger than all numbers."""
+        """Return a filter that means what Spark takes the text for; None if that is not sure, or if
+        it names a FLOAT. ``spark.sql.ansi.enabled`` decides how these compare with integers."""
         schema = self.table.schema()
 
         def own_name(name: str) -> str:
@@ -174,12 +174,12 @@ class ChangedTable:
             return self.own_name(name[len(prefix) :])
 
         try:
-            row_filter = parse_filter(text, own_name=own_name)
+            row_filter = as_in_spark(parse_filter(text, own_name=own_name), schema)
             bound = bound_filter(row_filter, schema)
         except (Ags1Error, ValueError, TypeError, NotImplementedError):
             return None
         kinds = map(schema.find_type, extract_field_ids(bound) & set(schema.field_ids))
-        is_float = any(isinstance(kind, FloatType | DoubleType) for kind in kinds)
+        is_float = any(isinstance(kind, FloatType) for kind in kinds)
         hidden = extract_field_ids(bound) - set(schema.field_ids)
         return None if is_float or hidden else row_filter
 
