@@ -84,6 +84,7 @@ MEANT = [
     ('Name = "ab" OR Name IN ("it\'s")', [0, 2]),
     (r"Name = 'it\'s' OR Name = 'say \"x\"'", [2, 4]),
     ("NOT Name LIKE '%'", []),
+    ("Name = 'it''s'", [2]),
     ("id <=> 3", [2]),
     ("NOT id <=> 3", [0, 1, 3, 4]),
     ("id <=> NULL", [3]),

@@ -9,7 +9,8 @@ column may be in backticks. PyIceberg's grammar is a part of this, with its colu
 quotes on the left of an operator. All else (functions, arithmetic, two columns) is for ``where``.
 
 The grammar is the part of Spark's ``SqlBaseParser.g4`` for these. A filter has the meaning that
-``where`` gives it; ``read.filters`` has the rules for nulls. Knows nothing of tables.
+``where`` gives it: ``read.filters`` has the rules for nulls, and ``as_in_spark`` those for
+floating-point numbers. Knows nothing of tables.
 """
 
 from __future__ import annotations

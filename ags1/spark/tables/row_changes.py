@@ -156,8 +156,9 @@ class ChangedTable:
         whose names begin with ``prefix``."""
         if where is None:
             return AlwaysTrue(), True
-        if '"' in where or "\\" in where:
-            # Spark's settings decide what is in double quotes, and what a backslash does.
+        if any(sign in where for sign in ('"', "\\", "''")):
+            # Spark's settings decide what is in double quotes, and what a backslash or two quotes
+            # in a string are.
             return AlwaysTrue(), False
         parts = [self._filter_of(part, prefix) for part in conjuncts(where)]
         found = [part for part in parts if part is not None]
