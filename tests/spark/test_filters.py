@@ -12,7 +12,8 @@ from pyiceberg.expressions.parser import parse as pyiceberg_s
 
 pytest.importorskip("pyspark")
 
-from ags1.spark.iceberg_source.filters import as_in_spark, conjuncts, parse_filter
+from ags1.spark.iceberg_source.filters import conjuncts, parse_filter
+from ags1.spark.iceberg_source.reader import row_filter_of
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ MEANT = [
     ("wide NOT IN (1, 7)", [1, 2, 4]),
     ("wide BETWEEN 1 AND 1e308", [0, 2]),
     ("wide NOT BETWEEN 1 AND 1e308", [1, 4]),
-    ("2 < wide AND wide IS NOT NAN", [4]),
+    ("2 < wide", [1, 4]),
     ("wide = 1.1F", []),
     ("real = 1.1", []),
     ("real = 1.1F", [2]),
@@ -150,7 +151,7 @@ def test_filters_mean_what_spark_means(catalog: Any, rows: pa.Table) -> None:
 
     found = {}
     for text, _ in MEANT:
-        row_filter = as_in_spark(parse_filter(text), table.schema())
+        row_filter = row_filter_of({"filter": text}, schema=table.schema())
         scanned = table.scan(row_filter).to_arrow()
         found[text] = sorted(scanned["n"].to_pylist())
 
