@@ -159,7 +159,8 @@ def test_filters_mean_what_spark_means(catalog: Any, rows: pa.Table) -> None:
 
 
 def test_spark_says_the_same(spark: Any, rows: pa.Table) -> None:
-    frame = spark.createDataFrame(rows).cache()
+    # Not cached: Spark skips cached partitions of NaN by statistics that leave it out.
+    frame = spark.createDataFrame(rows)
 
     found = {text: sorted(row.n for row in frame.where(text).collect()) for text, _ in MEANT}
 
