@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 from fsspec import filesystem as make_filesystem
 from fsspec.implementations.chained import ChainedFileSystem
@@ -21,7 +22,13 @@ from fsspec.implementations.local import LocalFileSystem
 from .. import layout
 from ..atomic import is_temporary
 from ..cpu import usable_cpus
-from ..errors import KMS_UNUSABLE, Ags1Error
+from ..errors import (
+    KMS_UNUSABLE,
+    Ags1Error,
+    AuthenticationError,
+    FormatError,
+    TruncatedError,
+)
 from ..key_metadata import KeyMetadata
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
 from ..stream import TextReader, TextWriter
@@ -34,7 +41,24 @@ Info = dict[str, Any]
 FILE_SUFFIX = ".ags1"
 
 
-class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
+# How often a file is opened again because another process replaced it meanwhile.
+_MOST_TRIES = 10
+
+
+class _Instances(type(ChainedFileSystem)):  # type: ignore[misc]
+    """Makes a new file system for each ``key_for``. fsspec returns one that it has if the ``repr``
+    of all arguments is the same, and two functions with different keys may have the same."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("key_for") is None:
+            return super().__call__(*args, **kwargs)
+        made = super().__call__(*args, **{**kwargs, "skip_instance_cache": True})
+        # By this, fsspec compares file systems.
+        made._fs_token_ = uuid4().hex
+        return made
+
+
+class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[misc]
     """Encrypted files of another file system, as plaintext: ``ags1::`` in front of a URL.
 
     The file system below is ``fs``, or the one that ``target_protocol`` and ``target_options``
@@ -103,17 +127,18 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     # -- keys
 
-    def _km(self, path: str, source: Any) -> KeyMetadata:
-        """Return the key metadata of a stored file. Raises KeyMetadataError, KmsError."""
-        if self._key_for is not None and (km := self._key_for(path)) is not None:
-            return km
+    def _sidecar_of(self, path: str) -> Sidecar:
+        """Return what the ledger has for a stored file, or else its sidecar. Raises
+        KeyMetadataError, OSError."""
         (sidecar,) = self._of_ledger([path])
         if sidecar is not None:
-            with _errors_about(path):
-                return self._keys.keychain().key_of(sidecar, source)
+            return sidecar
         (start,) = self._storage.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
-        sidecar = parse_sidecar(start, path)
-        with _errors_about(sidecar_path(path)):
+        return parse_sidecar(start, path)
+
+    def _km(self, path: str, sidecar: Sidecar, source: Any) -> KeyMetadata:
+        """Return the key metadata of a stored file. Raises KeyMetadataError, KmsError."""
+        with _errors_about(sidecar_path(path) if self._key_source is None else path):
             return self._keys.keychain().key_of(sidecar, source)
 
     def _of_ledger(self, paths: list[str]) -> list[Sidecar | None]:
@@ -307,11 +332,49 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
         return EncryptedOutput(self, path, staged, overwrite=mode == "wb", autocommit=autocommit)
 
     def _open_input(self, path: str) -> EncryptedInput:
+        source = self._source(path)
+        if self._key_for is not None and (km := self._key_for(path)) is not None:
+            return self._opened(path, source, km)
+        sidecar, tries = self._sidecar_of(path), 0
+        while True:
+            tries += 1
+            file, failure = self._fitting(path, source, sidecar)
+            now = sidecar
+            if failure is not None or isinstance(self._storage, Local):
+                now = self._sidecar_of(path)
+            # With several keys, another process is just now replacing the file, or was killed then.
+            is_settled = now == sidecar and (file is not None or len(sidecar.file_keys) == 1)
+            if file is not None and (is_settled or tries == _MOST_TRIES):
+                return file
+            if failure is not None and (is_settled or tries == _MOST_TRIES):
+                raise failure
+            if file is not None:
+                file.close()
+            sidecar, source = now, self._source(path)
+
+    def _fitting(
+        self, path: str, source: Any, sidecar: Sidecar
+    ) -> tuple[EncryptedInput | None, Ags1Error | None]:
+        """Open a file; return it, or why the sidecar does not fit it. Raises KeyMetadataError,
+        KmsError and OSError."""
+        km = self._km(path, sidecar, source)
+        try:
+            file = self._opened(path, source, km)
+            if len(sidecar.file_keys) > 1:
+                # It may not be the file any more for which the key was chosen.
+                file.pread(0, 1)
+        except (AuthenticationError, FormatError, TruncatedError) as error:
+            return None, error
+        return file, None
+
+    def _source(self, path: str) -> Any:
         info = self.fs.info(path)
         if not _is_file(info):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        source = self._storage.source(path, info["size"])
-        file = EncryptedInput(source, self._km(path, source), threads=self.threads)
+        return self._storage.source(path, info["size"])
+
+    def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput:
+        file = EncryptedInput(source, km, threads=self.threads)
         file.fs, file.path = self, path
         return file
 

@@ -256,9 +256,9 @@ class EncryptedTransaction(BuiltTransaction):
         Here ``write.delete.isolation-level`` is the property that decides.
         """
         row_filter = parse_row_filter(delete_filter)
-        operation = _isolation_operation or Operation.DELETE
+        isolated_as = "update" if _isolation_operation == Operation.OVERWRITE else "delete"
         step = self._snapshot(
-            lambda view: self.deleting(view, row_filter, case_sensitive, [], operation, "delete"),
+            lambda view: self.deleting(view, row_filter, case_sensitive, [], isolated_as, "delete"),
             snapshot_properties,
             branch,
         )
@@ -347,19 +347,20 @@ class EncryptedTransaction(BuiltTransaction):
         row_filter: BooleanExpression,
         case_sensitive: bool,
         added: list[ContentFile],
-        operation: Operation = Operation.OVERWRITE,
+        isolated_as: str = "update",
         command: str = "update",
     ) -> FileChange:
         """Return the change that deletes the matching rows of ``view`` and adds the data files
         ``added``. This writes the deletion vectors or, if ``write.{command}.mode`` says so, the
-        files without the matching rows. ``operation`` is that of ``Read``. Raises as ``delete``."""
+        files without the matching rows. ``isolated_as`` is the ``command`` of ``Read``. Raises as
+        ``delete``."""
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
         copy_on_write = is_copy_on_write(view.properties, command)
         columns = columns_of(row_filter, view.schema, case_sensitive)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
         rewrites = copy_on_write and bool(plan.vectors)
-        read = Read(row_filter, plan.read, columns, operation, case_sensitive, rewrites)
+        read = Read(row_filter, plan.read, columns, isolated_as, case_sensitive, rewrites)
         changed = [entry for _, entry in plan.vectors.values()] if rewrites else []
         removed = [*plan.dropped, *changed, *plan.superseded]
         if rewrites:

@@ -21,6 +21,7 @@ from ..iceberg.operations.verify.findings import TableVerification
 from ..iceberg.operations.verify.progress import EstimatedProgress
 from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
+from ..iceberg.pyiceberg.expressions import BooleanRewriter
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import METADATA_COLUMNS, METADATA_NAMES, filtered_schema
@@ -36,7 +37,7 @@ from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, open_table
 from ..iceberg.transaction import EncryptedTransaction
-from ..iceberg.write.conflicts import Read, columns_of
+from ..iceberg.write.conflicts import Read, columns_of, isolation_level
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.copy_on_write import is_copy_on_write, rewrite_without
 from ..iceberg.write.data_files import write_rows

@@ -344,3 +344,46 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_stays_one(
     local.pipe_file(f"{tmp_path}/link", b"three")
     assert (tmp_path / "link.ags1").is_symlink()
     assert local.cat_file(f"{tmp_path}/link") == b"three"
+
+
+def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path) -> None:
+    class Keys:
+        def __init__(self, path: Path) -> None:
+            self.km = ags1.encrypt_file(tmp_path / "source", path)
+
+        def __repr__(self) -> str:
+            return "Keys(hidden)"
+
+        def __call__(self, path: str) -> ags1.KeyMetadata:
+            return self.km
+
+    (tmp_path / "source").write_bytes(TEXT)
+    below = LocalFileSystem()
+    for name in ("a", "b"):
+        fs = Ags1FileSystem(fs=below, key_for=Keys(tmp_path / f"{name}.ags1"))
+        assert fs.cat_file(f"{tmp_path}/{name}") == TEXT
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["same size", "larger"])
+@pytest.mark.parametrize("when", ["read_starts", "_km"])
+def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
+    tmp_path: Path, local: Ags1FileSystem, monkeypatch: pytest.MonkeyPatch, when: str, grows: bool
+) -> None:
+    path = f"{tmp_path}/x"
+    old, new = TEXT, TEXT[:0:-1] + b"1" * (1 + 1000 * grows)
+    local.pipe_file(path, old)
+    holder = local._storage if when == "read_starts" else local
+    step = getattr(holder, when)
+    other = Ags1FileSystem(fs=LocalFileSystem(), skip_instance_cache=True)
+
+    replaced: list[bool] = []
+
+    def meanwhile(*arguments: Any) -> Any:
+        found = step(*arguments)
+        if not replaced:
+            replaced.append(True)
+            other.pipe_file(path, new)
+        return found
+
+    monkeypatch.setattr(holder, when, meanwhile)
+    assert local.cat_file(path) == new

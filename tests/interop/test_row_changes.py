@@ -60,6 +60,18 @@ class Twins(NamedTuple):
         self.spark.sql(statement.format(self.name))
         return self.spark.rows(self.name, LINEAGE, "id, v, p, _row_id")
 
+    def removed(self) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return what the newest snapshot of Java's table, and of ours, has removed, and how."""
+        query = f"SELECT summary FROM {self.name}.snapshots ORDER BY committed_at"
+        of_java = self.spark.sql(query)[-1][0]
+        snapshot = self.catalog.load_table("db.t").current_snapshot()
+        of_ours = snapshot.summary.additional_properties
+        counted = ("deleted-data-files", "added-dvs", "removed-dvs")
+        return (
+            {name: of_java[name] for name in counted if name in of_java},
+            {name: of_ours[name] for name in counted if name in of_ours},
+        )
+
     def ours(self) -> list[tuple[Any, ...]]:
         """Return the rows that Java reads in our table."""
         table = self.catalog.load_table("db.t")
@@ -78,14 +90,15 @@ def kms_module(spark: SparkTables, tmp_path_factory: pytest.TempPathFactory) -> 
     return "interop_kms:Kms"
 
 
-@pytest.fixture(params=["merge-on-read", "copy-on-write"])
+@pytest.fixture(params=["merge-on-read", None], ids=["merge-on-read", "default mode"])
 def twins(
     request: pytest.FixtureRequest, spark: SparkTables, kms_module: str, tmp_path: Path
 ) -> Twins:
     """A table with three files, of which one has a deletion vector."""
     number = tmp_path.name.translate({ord(c): "_" for c in "-[]."})
     name = f"enc.db.rows_{number}"
-    modes = {f"write.{command}.mode": request.param for command in ("delete", "update", "merge")}
+    names = [f"write.{command}.mode" for command in ("delete", "update", "merge")]
+    modes = dict.fromkeys(names, request.param) if request.param else {}
     columns = "id BIGINT NOT NULL, v STRING, p INT, d DOUBLE"
     vectors = {**modes, "write.delete.mode": "merge-on-read"}
     spark.create(name, columns, tmp_path / "t", **vectors)
@@ -95,8 +108,8 @@ def twins(
             f"CAST(id % 4 AS INT) AS p, id / 2 AS d FROM range({first}, {first + 20})"
         )
     spark.sql(f"DELETE FROM {name} WHERE id IN (3, 24)")
-    mode = modes["write.delete.mode"]
-    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('write.delete.mode' = '{mode}')")
+    if not modes:
+        spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('write.delete.mode')")
     options = {
         "catalog": "test",
         "catalog.type": "sql",
@@ -117,6 +130,8 @@ def test_rows_and_lineage_are_those_of_java(twins: Twins) -> None:
     done = tables.delete(session, "db.t", "id < 8 AND upper(v) <> 'V5'", options)
     assert twins.ours() == expected
     assert done == RowChanges(rows_deleted=6)
+    of_java, of_ours = twins.removed()
+    assert of_ours == of_java
 
     expected = twins.java("UPDATE {0} SET v = concat(v, '!'), p = p + 1 WHERE id % 7 = 0")
     done = tables.update(
@@ -155,6 +170,35 @@ def test_rows_and_lineage_are_those_of_java(twins: Twins) -> None:
     assert done.rows_inserted == 3
     assert len({row[-2] for row in ours}) == len(ours)
     assert None not in {row[-2] for row in ours}
+    of_java, of_ours = twins.removed()
+    # Java's earlier commands have left fewer files than ours.
+    assert of_ours.keys() == of_java.keys()
+
+    for command in ("delete", "update", "merge"):
+        level = {f"write.{command}.isolation-level": "none"}
+        twins.spark.sql(
+            f"ALTER TABLE {twins.name} SET TBLPROPERTIES "
+            f"('write.{command}.isolation-level' = 'none')"
+        )
+        with twins.catalog.load_table("db.t").transaction() as transaction:
+            transaction.set_properties(level)
+    said = "Invalid isolation level: none"
+    changed = f"MERGE INTO {twins.name} t USING ({SOURCE}) s ON t.id = s.id WHEN MATCHED"
+    for statement in (
+        f"DELETE FROM {twins.name} WHERE v = 'v9'",
+        f"UPDATE {twins.name} SET v = ''",
+        f"{changed} THEN DELETE",
+    ):
+        with pytest.raises(Exception, match=said):
+            twins.spark.sql(statement)
+    merge = tables.merge_into(session, "db.t", session.sql(SOURCE), ["id"], options)
+    for ours_too in (
+        lambda: tables.delete(session, "db.t", "v = 'v9'", options),
+        lambda: tables.update(session, "db.t", {"v": "''"}, options=options),
+        merge.whenMatched().delete().merge,
+    ):
+        with pytest.raises(ValueError, match=said):
+            ours_too()
 
 
 def without_new_ids(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from pyiceberg.expressions.parser import parse as pyiceberg_s
 pytest.importorskip("pyspark")
 
 from ags1.spark.iceberg_source.filters import conjuncts, parse_filter
+from ags1.spark.iceberg_source.reader import row_filter_of
 
 pytestmark = pytest.mark.spark
 
@@ -60,12 +61,20 @@ ROWS = {
     "day": [date(2026, 1, n) for n in (1, 2, 3, 4)] + [None],
     "at": [datetime(2026, 1, n, 12, tzinfo=timezone.utc) for n in (1, 2, 3, 4)] + [None],
     "score": [1.0, 1.5, 2.25, None, -3.0],
+    "real": [1.0, float("nan"), 1.1, None, float("-inf")],
+    "wide": [1.0, float("nan"), 1.1, None, float("inf")],
+    "long": [2**53, 2**53 + 1, 7, None, -(2**53) - 1],
     "price": [Decimal("1.00"), Decimal("1.50"), None, Decimal("2.25"), Decimal("-3.00")],
     "ok": [True, False, None, True, False],
     "two words": ["x", "y", None, "x", "y"],
     "raw": [b"\x1f", b"", None, b"\x00", b"ab"],
 }
-TYPES = {"price": pa.decimal128(9, 2), "day": pa.date32(), "at": pa.timestamp("us", "UTC")}
+TYPES = {
+    "real": pa.float32(),
+    "price": pa.decimal128(9, 2),
+    "day": pa.date32(),
+    "at": pa.timestamp("us", "UTC"),
+}
 
 # A filter, and the numbers of the rows (from 0) for which Spark says that it is true.
 MEANT = [
@@ -78,6 +87,7 @@ MEANT = [
     ('Name = "ab" OR Name IN ("it\'s")', [0, 2]),
     (r"Name = 'it\'s' OR Name = 'say \"x\"'", [2, 4]),
     ("NOT Name LIKE '%'", []),
+    ("Name = 'it''s'", [2]),
     ("id <=> 3", [2]),
     ("NOT id <=> 3", [0, 1, 3, 4]),
     ("id <=> NULL", [3]),
@@ -98,6 +108,35 @@ MEANT = [
     ("price = 1.5 OR price = 1BD", [0, 1]),
     ("price <= -2.999", [4]),
     ("raw = X'1F'", [0]),
+    ("wide > 1", [1, 2, 4]),
+    ("wide >= 1e300", [1, 4]),
+    ("wide < 2 OR wide <= 1", [0, 2]),
+    ("NOT wide < 2", [1, 4]),
+    ("NOT (wide >= 1.1 OR wide IS NULL)", [0]),
+    ("wide NOT IN (1, 7)", [1, 2, 4]),
+    ("wide BETWEEN 1 AND 1e308", [0, 2]),
+    ("wide NOT BETWEEN 1 AND 1e308", [1, 4]),
+    ("2 < wide", [1, 4]),
+    ("wide = 1.1F", []),
+    ("real = 1.1", []),
+    ("real = 1.1F", [2]),
+    ("real > 1.1", [1, 2]),
+    ("real >= 1.1", [1, 2]),
+    ("real <= 1.1", [0, 4]),
+    ("real != 1.1", [0, 1, 2, 4]),
+    ("real IN (1.1, 1.0)", [0]),
+    ("real NOT IN (1.1, 1.0)", [1, 2, 4]),
+    ("real > 1e39", [1]),
+    ("price = 15e-1 OR price = 225e-2", [1, 3]),
+    ("price < 15e-1", [0, 4]),
+    ("price >= 15e-1 AND NOT price > 225e-2", [1, 3]),
+    ("price <= 225e-2D AND price <> 1e0", [1, 3, 4]),
+    ("price IN (1e0, 1.5)", [0, 1]),
+    ("price NOT IN (1e0, 1.5)", [3, 4]),
+    ("long = 9007199254740992D", [0, 1]),
+    ("long > 9007199254740992D", []),
+    ("long <= -9007199254740992D", [4]),
+    ("long = 7D", [2]),
 ]
 
 
@@ -114,14 +153,16 @@ def test_filters_mean_what_spark_means(catalog: Any, rows: pa.Table) -> None:
 
     found = {}
     for text, _ in MEANT:
-        scanned = table.scan(parse_filter(text)).to_arrow()
+        row_filter = row_filter_of({"filter": text}, schema=table.schema())
+        scanned = table.scan(row_filter).to_arrow()
         found[text] = sorted(scanned["n"].to_pylist())
 
     assert found == dict(MEANT)
 
 
 def test_spark_says_the_same(spark: Any, rows: pa.Table) -> None:
-    frame = spark.createDataFrame(rows).cache()
+    # Not cached: Spark skips cached partitions of NaN by statistics that leave it out.
+    frame = spark.createDataFrame(rows)
 
     found = {text: sorted(row.n for row in frame.where(text).collect()) for text, _ in MEANT}
 

@@ -146,6 +146,37 @@ def test_a_change_of_the_same_files_meanwhile_is_not_lost(
     check_whole(table)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_isolation_level_of_the_command_says_whether_added_rows_conflict(
+    spark: Any,
+    catalog: Any,
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    levels = {f"write.{other}.isolation-level": "snapshot" for other in COMMANDS}
+    table = filled(catalog, **levels | {f"write.{command}.isolation-level": "serializable"})
+    remove = row_changes.SparkRowChanges.remove_rows
+
+    def meanwhile(*arguments: Any, **more: Any) -> Any:
+        # The columns of the filter: an appended row that it may match.
+        catalog.load_table("db.t").append(some_rows(-5, 10))
+        return remove(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(row_changes.SparkRowChanges, "remove_rows", meanwhile)
+        with pytest.raises(ValidationException, match="another writer added"):
+            COMMANDS[command](spark, options)
+        check_whole(table)
+        table.refresh().delete("id < 0")
+        with table.transaction() as transaction:
+            transaction.set_properties({f"write.{command}.isolation-level": "SNAPSHOT"})
+        COMMANDS[command](spark, options)
+
+    check_whole(table)
+    assert {-5, -1, 0, 1, 4} <= set(ids(table))
+
+
 def test_rows_that_others_append_meanwhile_stay(
     spark: Any, catalog: Any, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,13 +47,12 @@ class Read:
     the paths of the data files that may have such rows, in the version that the change was made
     for. ``field_ids`` are the columns that the filter names there (``columns_of``). ``rewrites`` is
     true if some of these files are rewritten: an equality delete that others commit meanwhile would
-    not apply to the new files. If ``operation`` is OVERWRITE, the table's property
-    ``write.update.isolation-level`` counts, otherwise ``write.delete.isolation-level``."""
+    not apply to the new files. The isolation level is that of ``command`` (``isolation_level``)."""
 
     row_filter: BooleanExpression
     files: frozenset[str]
     field_ids: frozenset[int]
-    operation: Operation = Operation.OVERWRITE
+    command: str = "update"
     case_sensitive: bool = True
     rewrites: bool = False
 
@@ -67,6 +66,18 @@ class Changes:
     added: Sequence[ContentFile] = ()
     removed: Sequence[ContentFile] = ()
     deletes: Sequence[ContentFile] = ()
+
+
+def isolation_level(properties: Mapping[str, str], command: str) -> IsolationLevel:
+    """Return the isolation level of a command (``delete``, ``update``, ``merge``), the table's
+    ``write.{command}.isolation-level``. The default is serializable, as in Java. Raises ValueError
+    for an unknown level."""
+    name = f"write.{command}.isolation-level"
+    level = properties.get(name, IsolationLevel.SERIALIZABLE.value)
+    try:
+        return IsolationLevel(level.lower())
+    except ValueError:
+        raise ValueError(f"Invalid isolation level: {level} ({name})") from None
 
 
 def find_conflict(

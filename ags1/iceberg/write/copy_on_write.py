@@ -35,11 +35,13 @@ from .view import TableView
 _MODES = {"copy-on-write": True, "merge-on-read": False}
 
 
-def is_copy_on_write(properties: Mapping[str, str], command: str) -> bool:
+def is_copy_on_write(
+    properties: Mapping[str, str], command: str, default: str = "merge-on-read"
+) -> bool:
     """Return whether a command (``delete``, ``update``, ``merge``) rewrites files, according to the
-    table's ``write.{command}.mode``. The default is merge-on-read (deletion vectors); Spark's is
-    copy-on-write. Raises ValueError for an unknown mode."""
-    mode = properties.get(f"write.{command}.mode", "merge-on-read")
+    table's ``write.{command}.mode``. ``default`` is the mode if the table has none: Java's default
+    for Spark is copy-on-write. Raises ValueError for an unknown mode."""
+    mode = properties.get(f"write.{command}.mode", default)
     if mode.lower() not in _MODES:
         raise ValueError(f"Unknown row-level operation mode: {mode} (write.{command}.mode)")
     return _MODES[mode.lower()]

@@ -17,7 +17,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..read.records import ADDED, DATA, DELETED, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedSnapshot
-from .conflicts import Changes, ConflictError, Read, find_conflict
+from .conflicts import Changes, ConflictError, Read, find_conflict, isolation_level
 from .view import TableView
 
 
@@ -28,7 +28,10 @@ def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: Ta
     if read is None or view.snapshot == start:
         return
     conflict = find_conflict(
-        read, changes_since(start, view), view.schema, view.parsed.isolation_level(read.operation)
+        read,
+        changes_since(start, view),
+        view.schema,
+        isolation_level(view.properties, read.command),
     )
     if conflict is not None:
         raise ConflictError(conflict)

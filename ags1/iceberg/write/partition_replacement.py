@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyiceberg.table.snapshots import IsolationLevel, Operation
+from pyiceberg.table.snapshots import IsolationLevel
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..read.planning import partition_of
 from ..read.records import DATA, ContentFile, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedManifest
-from .conflicts import ConflictError
+from .conflicts import ConflictError, isolation_level
 from .snapshot import FileChange
 from .view import TableView
 
@@ -46,7 +46,7 @@ class PartitionReplacement:
         fewer files or, unless the property ``write.update.isolation-level`` is ``snapshot``, new
         data files. With ``snapshot`` these stay."""
         present = self._present(view)
-        isolation = view.parsed.isolation_level(Operation.OVERWRITE)
+        isolation = isolation_level(view.properties, "update")
         keeps_added = isolation == IsolationLevel.SNAPSHOT
         for identity in present.keys() ^ self._removed.keys():
             file = (present.get(identity) or self._removed[identity]).file

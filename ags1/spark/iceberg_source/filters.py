@@ -9,20 +9,37 @@ column may be in backticks. PyIceberg's grammar is a part of this, with its colu
 quotes on the left of an operator. All else (functions, arithmetic, two columns) is for ``where``.
 
 The grammar is the part of Spark's ``SqlBaseParser.g4`` for these. A filter has the meaning that
-``where`` gives it; ``read.filters`` has the rules for nulls. Knows nothing of tables.
+``where`` gives it: ``read.filters`` has the rules for nulls, and ``as_in_spark`` those for
+floating-point numbers. Knows nothing of tables.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import struct
+import sys
 from collections.abc import Callable
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from typing import Any, NamedTuple, NoReturn
 
+import pyarrow as pa
 from pyiceberg import expressions as ex
 from pyiceberg.expressions import literals
-from pyiceberg.types import IcebergType, StringType
+from pyiceberg.expressions.visitors import rewrite_not, visit
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    LongType,
+    StringType,
+)
+
+from ..iceberg_api import BooleanRewriter
 
 _TOKENS = re.compile(
     r"""
@@ -64,6 +81,8 @@ _TYPED = {
 }
 _ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
 _MAX_DEPTH = 100
+# From here on, not all integers are a DOUBLE.
+_FIRST_INEXACT = 2.0**53
 _WHERE = "give the rest to where()"
 
 
@@ -115,6 +134,110 @@ def conjuncts(text: str) -> list[str]:
                 start = found.end()
             in_range = False
     return [*parts, text[start:]]
+
+
+def as_in_spark(expression: ex.BooleanExpression, schema: Schema) -> ex.BooleanExpression:
+    """Return an unbound filter in which floating-point numbers are what they are in ``where``: NaN
+    is larger than all numbers, and any number is compared with a DOUBLE as a DOUBLE. ``schema`` has
+    the columns of the filter; raises ValueError for another one."""
+    return visit(rewrite_not(expression), _SparkNumbers(schema))
+
+
+class _SparkNumbers(BooleanRewriter):
+    """Rewrites the comparisons of a filter that has no NOT."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def visit_unbound_predicate(self, predicate: ex.UnboundPredicate) -> ex.BooleanExpression:
+        kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
+        if isinstance(predicate, ex.SetPredicate):
+            return _set_as_in_spark(predicate, kind)
+        if not isinstance(predicate, ex.LiteralPredicate):
+            return predicate
+        compared = _compared(type(predicate), predicate.term, predicate.literal, kind)
+        is_float = isinstance(kind, FloatType | DoubleType)
+        if is_float and isinstance(predicate, ex.GreaterThan | ex.GreaterThanOrEqual):
+            return ex.Or(compared, _predicate(ex.IsNaN, predicate.term))
+        return compared
+
+
+def _set_as_in_spark(predicate: ex.SetPredicate, kind: IcebergType) -> ex.BooleanExpression:
+    values = list(predicate.literals)
+    has_double = any(isinstance(value, literals.DoubleLiteral) for value in values)
+    if not has_double and not isinstance(kind, FloatType):
+        return predicate
+    # Spark gives all values of a list one type.
+    numbers = [
+        literals.DoubleLiteral(float(value.value)) if _is_number(value) else value
+        for value in values
+    ]
+    one, joined = (ex.EqualTo, ex.Or) if isinstance(predicate, ex.In) else (ex.NotEqualTo, ex.And)
+    parts = [_compared(one, predicate.term, value, kind) for value in numbers]
+    return joined(*parts) if len(parts) > 1 else parts[0]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, literals.DoubleLiteral | literals.DecimalLiteral)
+
+
+def _compared(kind: Any, term: Any, value: Any, column: IcebergType) -> ex.BooleanExpression:
+    """Return the comparison of a column with a value, by all numbers that are equal to it."""
+    of_double = isinstance(value, literals.DoubleLiteral) or (
+        isinstance(column, FloatType) and isinstance(value, literals.DecimalLiteral)
+    )
+    if not of_double or not isinstance(column, FloatType | DecimalType | LongType):
+        return _predicate(kind, term, value)
+    number = float(value.value)
+    if not abs(number) < sys.float_info.max:
+        return _predicate(kind, term, value)
+    if isinstance(column, FloatType):
+        return _compared_as_float(kind, term, number)
+    if isinstance(column, LongType) and abs(number) < _FIRST_INEXACT:
+        return _predicate(kind, term, value)
+    # The numbers between these become ``number`` as a DOUBLE, and the limits if it is even.
+    low = (Fraction(number) + Fraction(math.nextafter(number, -math.inf))) / 2
+    high = (Fraction(number) + Fraction(math.nextafter(number, math.inf))) / 2
+    is_even = struct.pack("<d", number)[0] % 2 == 0
+    below = _predicate(ex.LessThan if is_even else ex.LessThanOrEqual, term, _decimal(low))
+    above = _predicate(ex.GreaterThan if is_even else ex.GreaterThanOrEqual, term, _decimal(high))
+    within = ~below, ~above
+    by_kind = {
+        ex.LessThan: below,
+        ex.LessThanOrEqual: within[1],
+        ex.GreaterThan: above,
+        ex.GreaterThanOrEqual: within[0],
+        ex.EqualTo: ex.And(*within),
+        ex.NotEqualTo: ex.Or(below, above),
+    }
+    return by_kind[kind]
+
+
+def _compared_as_float(kind: Any, term: Any, number: float) -> ex.BooleanExpression:
+    """Return the comparison of a FLOAT with a DOUBLE that may be no FLOAT."""
+    try:
+        (nearest,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        return _predicate(kind, term, literals.DoubleLiteral(number))
+    if nearest == number:
+        return _predicate(kind, term, literals.DoubleLiteral(number))
+    if kind is ex.EqualTo:
+        return ex.AlwaysFalse()
+    if kind is ex.NotEqualTo:
+        return _predicate(ex.NotNull, term)
+    is_less = kind in (ex.LessThan, ex.LessThanOrEqual)
+    if is_less:
+        kind = ex.LessThanOrEqual if nearest < number else ex.LessThan
+    else:
+        kind = ex.GreaterThan if nearest < number else ex.GreaterThanOrEqual
+    return _predicate(kind, term, literals.DoubleLiteral(nearest))
+
+
+def _decimal(number: Fraction) -> literals.Literal[Any]:
+    """Return a number whose denominator is a power of two, exactly."""
+    with localcontext() as context:
+        context.prec = 2000
+        return literals.DecimalLiteral(Decimal(number.numerator) / number.denominator)
 
 
 class _Parser:
@@ -348,7 +471,9 @@ def _number(text: str) -> literals.Literal[Any]:
     digits = text.upper().removesuffix("BD")
     if digits == text.upper():
         digits = digits.rstrip("LSYDF")
-        if "E" in digits or text.upper().endswith(("D", "F")):
+        if text.upper().endswith("F"):
+            return literals.DoubleLiteral(float(pa.scalar(float(digits), pa.float32()).as_py()))
+        if "E" in digits or text.upper().endswith("D"):
             return literals.DoubleLiteral(float(digits))
     number = Decimal(digits)
     if "." in digits or not -(1 << 63) <= number < 1 << 63:

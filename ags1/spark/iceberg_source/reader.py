@@ -45,7 +45,7 @@ from ..table_access import (
 )
 from ..workers import end_of_task
 from .column_names import name_now, naming
-from .filters import parse_filter
+from .filters import as_in_spark, parse_filter
 from .snapshots import Pin, pin_of
 
 # A task's index in its partition has so many bits of its number, and the partition the rest.
@@ -105,7 +105,8 @@ def row_filter_of(
             f"the option {name!r} compares a column with a value of another type ({error}): write "
             "strings in quotes, and numbers without"
         ) from error
-    return parse_filter(text, name, lambda given: name_now(own_name(given), then, schema))
+    parsed = parse_filter(text, name, lambda given: name_now(own_name(given), then, schema))
+    return as_in_spark(parsed, filtered_schema(schema, parsed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,13 +209,14 @@ def delete(
     ``table`` and ``options`` are as for ``rekey_table``; ``snapshot-property.<name>`` are further
     options. Files whose manifest entries rule out a match are not read, if ``where`` is what a
     filter of the data source can be (``iceberg_source.filters``). A file that loses all rows is
-    removed. The others get deletion vectors, or are rewritten if ``write.delete.mode`` says so.
+    removed. The others are rewritten without the rows, or get deletion vectors if the table's
+    ``write.delete.mode`` is ``merge-on-read``.
 
     Raises ValidationException if another writer has changed what was read
     (``write.delete.isolation-level`` decides what counts), PySpark's AnalysisException for an
     invalid expression, KmsConfigurationError for an option that is a secret, ValueError for one
-    that is not known, TaskFailedError, and what reading and writing raises. Then nothing is
-    committed, and no file is left.
+    that is not known and for an unknown mode or isolation level, TaskFailedError, and what reading
+    and writing raises. Then nothing is committed, and no file is left.
     """
     target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
     return target.run(delete_command(target, where), branch)
@@ -263,7 +264,7 @@ def merge_into(
 
     In expressions, the table is ``target`` and the DataFrame ``source``. ``on`` is the condition of
     the join, or the names of columns that both have. Values are as in ``update``, and
-    ``write.merge.mode`` and ``write.update.isolation-level`` count. The other arguments and the
+    ``write.merge.mode`` and ``write.merge.isolation-level`` count. The other arguments and the
     errors are those of ``update``; see also ``MergeInto.merge``.
     """
     target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)

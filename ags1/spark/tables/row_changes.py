@@ -27,8 +27,7 @@ from pyiceberg.expressions.visitors import extract_field_ids
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyiceberg.table.snapshots import Operation
-from pyiceberg.types import DoubleType, FloatType
+from pyiceberg.types import FloatType
 from pyroaring import BitMap64
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql.types import LongType, StructField, StructType
@@ -56,11 +55,12 @@ from ..iceberg_api import (
     check_readable,
     columns_of,
     is_copy_on_write,
+    isolation_level,
     metadata_with_lineage,
     schema_with_lineage,
 )
 from ..iceberg_source.column_names import naming
-from ..iceberg_source.filters import conjuncts, parse_filter
+from ..iceberg_source.filters import as_in_spark, conjuncts, parse_filter
 from ..iceberg_source.reader import (
     TablePartition,
     numbered_rows_of,
@@ -106,7 +106,8 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A delete, update or merge. ``name`` is that in ``write.{name}.mode``. All rows that it
+    """A delete, update or merge. ``name`` is that in ``write.{name}.mode`` and
+    ``write.{name}.isolation-level``. All rows that it
     changes satisfy ``row_filter``; if it deletes all that do, it is ``exact``. ``columns`` are the
     names of the table's columns that ``actions`` needs; None means all. ``writes`` is true if it
     may make new rows, and ``inserts`` if it may do so without any old ones."""
@@ -155,16 +156,17 @@ class ChangedTable:
         whose names begin with ``prefix``."""
         if where is None:
             return AlwaysTrue(), True
-        if '"' in where or "\\" in where:
-            # Spark's settings decide what is in double quotes, and what a backslash does.
+        if any(sign in where for sign in ('"', "\\", "''")):
+            # Spark's settings decide what is in double quotes, and what a backslash or two quotes
+            # in a string are.
             return AlwaysTrue(), False
         parts = [self._filter_of(part, prefix) for part in conjuncts(where)]
         found = [part for part in parts if part is not None]
         return And(AlwaysTrue(), AlwaysTrue(), *found), len(found) == len(parts)
 
     def _filter_of(self, text: str, prefix: str) -> BooleanExpression | None:
-        """Return a filter that means what Spark takes the text for; None if that is not sure. Here
-        NaN is in no comparison, and in Spark it is larger than all numbers."""
+        """Return a filter that means what Spark takes the text for; None if that is not sure, or if
+        it names a FLOAT. ``spark.sql.ansi.enabled`` decides how these compare with integers."""
         schema = self.table.schema()
 
         def own_name(name: str) -> str:
@@ -173,12 +175,12 @@ class ChangedTable:
             return self.own_name(name[len(prefix) :])
 
         try:
-            row_filter = parse_filter(text, own_name=own_name)
+            row_filter = as_in_spark(parse_filter(text, own_name=own_name), schema)
             bound = bound_filter(row_filter, schema)
         except (Ags1Error, ValueError, TypeError, NotImplementedError):
             return None
         kinds = map(schema.find_type, extract_field_ids(bound) & set(schema.field_ids))
-        is_float = any(isinstance(kind, FloatType | DoubleType) for kind in kinds)
+        is_float = any(isinstance(kind, FloatType) for kind in kinds)
         hidden = extract_field_ids(bound) - set(schema.field_ids)
         return None if is_float or hidden else row_filter
 
@@ -231,7 +233,9 @@ class _Run:
         self._view = view
         self._output = output
         self._executor = executor
-        self._copy_on_write = is_copy_on_write(view.properties, command.name)
+        # As in Java, both are checked before anything is read.
+        self._copy_on_write = is_copy_on_write(view.properties, command.name, "copy-on-write")
+        isolation_level(view.properties, command.name)
         self.done = RowChanges()
 
     def change(self) -> FileChange:
@@ -256,10 +260,8 @@ class _Run:
         )
         deleted = plan.matched_rows - changed.updated
         self.done = RowChanges(deleted, changed.updated, changed.inserted)
-        operation = Operation.DELETE if command.name == "delete" else Operation.OVERWRITE
-        read = Read(
-            command.row_filter, plan.read, columns_of(command.row_filter, view.schema), operation
-        )
+        field_ids = columns_of(command.row_filter, view.schema)
+        read = Read(command.row_filter, plan.read, field_ids, command.name)
         gone = [*plan.dropped, *plan.superseded]
         if not self._copy_on_write:
             return FileChange(added=changed.files, deletes=removed, removed=gone, read=read)
