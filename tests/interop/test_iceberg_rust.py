@@ -107,6 +107,8 @@ def test_a_table_of_rust_is_read_here(rust: Rust, tmp_path: Path) -> None:
     table = open_table(metadata, memory_kms(), trust_file_size=True)
     rows = table.scan().to_arrow().to_pylist()
     assert rows == [{"id": i, "name": f"row {i}"} for i in range(3000)]
+    with pytest.raises(NotImplementedError, match="no catalog to commit to"):
+        table.append(table.scan().to_arrow())
 
 
 @pytest.mark.parametrize("make", IMPLEMENTATIONS, ids=lambda make: make.name)

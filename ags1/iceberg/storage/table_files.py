@@ -91,7 +91,8 @@ class TableFiles(FileIO):
     that ends at a ``/`` counts. With ``require_encrypted``, unencrypted data files are refused.
     With ``reads_exposed``, plaintext manifests can be read, so that they can be encrypted or
     deleted. With ``trust_file_size``, which ``open_table`` sets, a file whose key metadata has no
-    length has that of the stored file. ``manifest_cache`` has manifests and manifest lists; None caches nothing.
+    length has that of the stored file. ``manifest_cache`` has manifests and manifest lists; None
+    caches nothing.
 
     ``new_input`` returns the stored bytes, because Arrow decrypts Parquet files itself.
     ``new_output`` and ``delete`` raise NotImplementedError: PyIceberg would write plaintext. A

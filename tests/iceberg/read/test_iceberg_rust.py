@@ -47,7 +47,7 @@ def test_the_rows_are_read_where_the_size_of_the_files_is_trusted() -> None:
 def test_it_cannot_be_written() -> None:
     table = opened(trust_file_size=True)
     rows = table.scan().to_arrow()
-    with pytest.raises(NotImplementedError, match="no catalog to commit to"):
+    with pytest.raises(NotImplementedError):
         table.append(rows)
 
 
