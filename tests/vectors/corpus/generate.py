@@ -205,7 +205,9 @@ class Streams:
             name = f"AAD prefix of {size} bytes"
             self.add(File(name, derived(name, 16), derived(name + "p", size), MIB, 33), name)
         for block_size in (1, 2, 16, 17, 64, 1000, 4096):
-            for size in (0, 1, block_size - 1, block_size, block_size + 1, 3 * block_size + 1):
+            for size in sorted(
+                {0, 1, block_size - 1, block_size, block_size + 1, 3 * block_size + 1}
+            ):
                 for key_size, prefix in ((16, derived("prefix", 16)), (32, None)):
                     name = f"{size} bytes in blocks of {block_size}, {key_size * 8}-bit key"
                     file = File(name, derived(name, key_size), prefix, block_size, size)
@@ -319,7 +321,7 @@ class Streams:
         prefixes = [some + b"\0", b"\0" + some, derived(name + "/other", 16), bytes(4)]
         if some:
             prefixes += [None, b"", some[:-1], some[1:], some[:-1] + bytes([some[-1] ^ 1])]
-        for wrong_prefix in prefixes:
+        for wrong_prefix in dict.fromkeys(prefixes):
             shown = "null" if wrong_prefix is None else wrong_prefix.hex() or "empty"
             given = {"prefix": wrong_prefix, "good": 0, "error": AUTHENTICATION}
             self.add(file, f"{name}: the AAD prefix {shown}", "WrongAadPrefix", **given)
@@ -519,9 +521,9 @@ def key_metadata_cases() -> list[dict[str, Any]]:
             ("bytes", b"\2" + avro_bytes(b"abc")),
             ("null and bytes", b"\0\2" + avro_bytes(bytes(40))),
         ):
-            add(f"appended: {what}", data + tail, "AppendedFields", fields)
+            add(f"appended to {len(data)} bytes: {what}", data + tail, "AppendedFields", fields)
         for tail in (b"\1", b"\2", b"\3", b"\4", b"\xff", b"\2\x80"):
-            comment = f"the bytes {tail.hex()} follow"
+            comment = f"the bytes {tail.hex()} follow {len(data)} bytes"
             add(comment, data + tail, "TrailingBytes", fields, KEY_METADATA)
     data = key_metadata(key, prefix, 1000)
     for version in (0, 2, 3, 0x7F, 0x80, 0xFF):
@@ -832,11 +834,17 @@ class Envelopes:
             self.add(comment, "DuplicateKeyId", keys, error=KEY_METADATA)
 
 
+SCHEMAS = {
+    "Ags1Stream": "ags1_stream_schema.json",
+    "Ags1KeyMetadata": "ags1_key_metadata_schema.json",
+    "Ags1KeyEnvelope": "ags1_key_envelope_schema.json",
+}
+
+
 def document(
     algorithm: str, kind: str, notes: dict[str, tuple[str, str]], tests: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a whole file."""
-    name = kind.lower()
     used = Counter(flag for test in tests for flag in test["flags"])
     described = {
         flag: {"bugType": bug_type, "description": text}
@@ -848,7 +856,7 @@ def document(
         group["masterKeys"] = {key_id: key.hex() for key_id, key in MASTER_KEYS.items()}
     return {
         "algorithm": algorithm,
-        "schema": f"{name}_schema.json",
+        "schema": SCHEMAS[kind],
         "header": ["Data: CC0 1.0. How to use these cases: README.md in this folder."],
         "numberOfTests": len(tests),
         "notes": described,
