@@ -45,7 +45,7 @@ def test_streams_are_read_both_ways(rust: Rust, tmp_path: Path, size: int, key_s
     text = bytes(i * 7 & 0xFF for i in range(256)) * (size // 256 + 1)
     plain, sealed, again = tmp_path / "plain", tmp_path / "sealed", tmp_path / "again"
     plain.write_bytes(text[:size])
-    km = ags1.encrypt_file(plain, sealed, ags1.KeyMetadata(key, prefix))
+    km = ags1.encrypt_file(plain, sealed, km=ags1.KeyMetadata(key, prefix))
     rust.call("read_stream", path=str(sealed), output=str(again), **named)
     assert again.read_bytes() == text[:size]
     rust.call("write_stream", path=str(plain), output=str(sealed), **named)
