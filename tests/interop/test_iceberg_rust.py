@@ -60,10 +60,19 @@ def test_a_table_of_ours_is_planned_by_rust(rust: Rust, tmp_path: Path) -> None:
     for start in (0, 10):
         rows = [{"id": i, "name": f"row {i}"} for i in range(start, start + 10)]
         table.append(table.scan().to_arrow().from_pylist(rows, table.schema().as_arrow()))
+    table.delete("id = 3")
     planned = rust.call("plan_table", metadata=table.metadata_location, master_keys=MASTER_KEYS_HEX)
     ours = {task.file.file_path: task.file.record_count for task in table.scan().plan_files()}
     assert {task["path"]: task["rows"] for task in planned} == ours
     assert {task["format"] for task in planned} == {"parquet"}
+    deletes = {
+        task.file.file_path: {file.file_path for file in task.delete_files}
+        for task in table.scan().plan_files()
+    }
+    assert any(deletes.values())
+    # The release gives a deletion vector to every data file of the partition.
+    theirs = {task["path"]: set(task["deletes"]) for task in planned}
+    assert all(deletes[path] <= theirs[path] for path in deletes)
     with pytest.raises(RustError, match="encrypted footer but decryption properties were not"):
         rust.call("count_rows", metadata=table.metadata_location, master_keys=MASTER_KEYS_HEX)
     wrong = {"keyA": MASTER_KEYS_HEX["keyB"]}
@@ -86,6 +95,7 @@ def _new_table(folder: Path) -> EncryptedTable:
         NestedField(2, "name", StringType(), required=False),
     )
     properties = {"format-version": "3", "encryption.key-id": "keyA"}
+    properties["write.delete.mode"] = "merge-on-read"
     table = catalog.create_table("db.t", schema, properties=properties)
     assert isinstance(table, EncryptedTable)
     return table
