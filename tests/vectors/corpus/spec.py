@@ -66,12 +66,8 @@ def read_blocks(
         raise TruncatedError("shorter than its trusted length")
     if file_length is not None and len(file) > file_length:
         raise FormatError("longer than its trusted length")
-    if len(file) < 8:
-        raise FormatError("no header")
-    if len(file) == 8:  # the other form of an empty plaintext; Java writes an empty block
-        if file_length is None:
-            raise FormatError("a header alone, and no trusted length")
-        return
+    if len(file) <= 8:
+        raise FormatError("no header, or no block: an empty plaintext is one empty block")
     # 3. The layout. All blocks but the last are full, and only an only block is empty.
     blocks = [file[at : at + 28 + block_size] for at in range(8, len(file), 28 + block_size)]
     if len(blocks[-1]) < (28 if len(blocks) == 1 else 29):
