@@ -20,7 +20,7 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 SHORT_LIVED := -XX:TieredStopAtLevel=1
 
 .NOTPARALLEL:
-.PHONY: venv native dev with demo pipeline test fuzz mutants interop connect cluster peers bench bench-smoke \
+.PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
 	bench-peers lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
@@ -80,6 +80,11 @@ interop: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
 interop: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		-m "(interop or spark) and not cluster"
+
+# Every implementation that can be built here over the corpus of test vectors: Java (Maven) and
+# iceberg-rust (cargo; some ten minutes the first time). Writes tests/vectors/corpus/RESULTS.md.
+corpus: native $(VENV)/.with-interop
+	cd tests && $(BIN)/python -m interop.corpus
 
 # Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
 # several users (root only), and on other versions of PySpark: minutes, and the first time many.

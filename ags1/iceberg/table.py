@@ -57,6 +57,7 @@ def open_table(
     expected_key_id: str | None = None,
     expected_metadata_sha256: str | None = None,
     require_encrypted: bool = False,
+    trust_file_size: bool = False,
     properties: Properties | None = None,
 ) -> Table:
     """Open a table from its metadata.json, without a catalog.
@@ -68,7 +69,9 @@ def open_table(
     Others may be able to replace the metadata.json. So pass what you know of the table:
     ``expected_key_id`` is its master key, ``expected_metadata_sha256`` is the SHA-256 of the file
     in hex. An encrypted table may have unencrypted data files; with ``require_encrypted`` a scan
-    refuses them.
+    refuses them. Builds of iceberg-rust of August 2026 and later wrote key metadata without the
+    files' lengths. ``trust_file_size`` takes the stored size of such a file for its length. Then
+    nobody notices a manifest list or a manifest that was cut at the end of a block.
 
     Raises NotEncryptedError if the table is not encrypted and a KMS, a key ID or
     ``require_encrypted`` is given; MetadataIntegrityError if the metadata is not the expected one,
@@ -98,6 +101,7 @@ def open_table(
         location_map=location_map,
         require_encrypted=require_encrypted,
     )
+    version.files.trust_file_size = trust_file_size
     return EncryptedTable(version, catalog)
 
 
@@ -273,6 +277,7 @@ class EncryptedTable(MaintainedTable):
                 expected_key_id=trust.key_id,
                 expected_metadata_sha256=trust.metadata_sha256,
                 require_encrypted=files.require_encrypted,
+                trust_file_size=files.trust_file_size,
                 properties=files.properties,
             )
         return self.catalog.load_table(  # type: ignore[call-arg]  # our catalog's

@@ -90,7 +90,9 @@ class TableFiles(FileIO):
     prefixes of locations in the metadata to prefixes of the present locations; the longest prefix
     that ends at a ``/`` counts. With ``require_encrypted``, unencrypted data files are refused.
     With ``reads_exposed``, plaintext manifests can be read, so that they can be encrypted or
-    deleted. ``manifest_cache`` has manifests and manifest lists; None caches nothing.
+    deleted. With ``trust_file_size``, which ``open_table`` sets, a file whose key metadata has no
+    length has that of the stored file. ``manifest_cache`` has manifests and manifest lists; None
+    caches nothing.
 
     ``new_input`` returns the stored bytes, because Arrow decrypts Parquet files itself.
     ``new_output`` and ``delete`` raise NotImplementedError: PyIceberg would write plaintext. A
@@ -113,6 +115,7 @@ class TableFiles(FileIO):
         self.require_encrypted = require_encrypted
         self.reads_exposed = reads_exposed
         self.manifest_cache = manifest_cache
+        self.trust_file_size = False
         self.location_map = dict(location_map or {})
 
     @property
@@ -169,6 +172,7 @@ class TableFiles(FileIO):
 
     def open_encrypted(self, location: str, km: KeyMetadata, *, threads: int = 1) -> Reader:
         """Return a reader of an AGS1 file's plaintext. Raises as ``ags1.open`` does."""
+        km = self.sized_key(location, km)
         path = self.local_path(location)
         stream = self.open_stored(location) if path is None else None
         try:
@@ -189,16 +193,32 @@ class TableFiles(FileIO):
         """Return the whole plaintext of an AGS1 file. Raises AuthenticationError, TruncatedError,
         FormatError, MissingFileLengthError, NotEncryptedError if the file is not an AGS1 file at
         all, and OSError."""
-        length = km.file_length
-        if length is None:
-            raise MissingFileLengthError("the key metadata has no file length", file=location)
-        sealed = self._read_stored(location, length)
+        km = self.sized_key(location, km)
+        assert km.file_length is not None
+        sealed = self._read_stored(location, km.file_length)
         try:
             _check_header(sealed)
             return oneshot.decrypt(sealed, km)
         except Ags1Error as error:
             error.file = location
             raise
+
+    def sized_key(self, location: str, km: KeyMetadata) -> KeyMetadata:
+        """Return an AGS1 file's key metadata with a length: its own, or that of the stored file if
+        that is trusted. Raises MissingFileLengthError, and OSError."""
+        if km.file_length is not None:
+            return km
+        if not self.trust_file_size:
+            raise MissingFileLengthError(
+                "the key metadata has no file length, so a cut file could not be noticed. Builds "
+                "of iceberg-rust from 2026-08-21 on, before its pull request 3236, wrote such "
+                "tables, which Java cannot open either: write the table again with a newer build, "
+                "or read it by open_table(…, trust_file_size=True)",
+                file=location,
+            )
+        path = self.local_path(location)
+        size = len(self.new_input(location)) if path is None else os.stat(path).st_size
+        return km.with_file_length(size)
 
     def read_exposed(self, location: str, length: int) -> bytes:
         """Return a plaintext manifest, which is not authenticated. Its manifest list says that it

@@ -194,6 +194,7 @@ class FileChecker:
         elif file.file_format == FileFormat.ORC:
             raise FormatError("the manifest has a key for an ORC file: Iceberg cannot encrypt ORC")
         else:
+            km = self._files.sized_key(check.location, km)
             self._verify_ags1(check.location, km)
         return Outcome(cast("int", km.file_length), findings)
 
@@ -272,7 +273,7 @@ class FileChecker:
     def _verify_vectors(self, check: Check) -> Outcome:
         """Verify one Puffin file and the deletion vectors in it."""
         outcome = Outcome()
-        km = cast("KeyMetadata", check.files[0].key)
+        km = self._files.sized_key(check.location, cast("KeyMetadata", check.files[0].key))
         payload = self._files.read_encrypted(check.location, km)
         outcome.size = cast("int", km.file_length)
         self._meter.add(outcome.size)

@@ -162,6 +162,7 @@ class TableWalk:
         location = snapshot.manifest_list
         try:
             km = self._files.keys.manifest_list_key(cast("str", snapshot.key_id))
+            km = self._files.sized_key(location, km)
             return km, self._files.read_encrypted(location, km)
         except KMS_UNUSABLE:
             raise
