@@ -19,7 +19,7 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop connect cluster peers bench bench-smoke \
-	bench-peers lint wheel debug sanitize clean
+	bench-peers docs lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
 
@@ -99,6 +99,10 @@ bench-smoke: native $(VENV)/.with-bench
 
 bench-peers: native $(VENV)/.with-bench $(VENV)/.with-peers
 	$(BIN)/python -m bench.compare $(BENCH)
+
+# The site, in build/site. A page that is not found, or that would fetch something, is an error.
+docs: native $(VENV)/.with-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lint: native $(VENV)/.with-lint
 	ruff check .
