@@ -102,7 +102,7 @@ bench-peers: native $(VENV)/.with-bench $(VENV)/.with-peers
 
 # The site, in build/site. A page that is not found, or that would fetch something, is an error.
 docs: native $(VENV)/.with-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: native $(VENV)/.with-lint
 	ruff check .

@@ -1,8 +1,8 @@
 """What MkDocs needs from us to make the site of the files as they stand in a checkout.
 
-Some pages are outside ``docs``, and the tutorials are programs. A link names a file of the checkout,
-so that it also works where the repository is shown. A drawing is put into its page, so that it has
-the colours of the page. This module knows nothing of ags1.
+Some pages are outside ``docs``, the tutorials are programs, and the manual of the commands is made
+from click. A link names a file of the checkout, so that it also works where the repository is
+shown. A drawing is put into its page, so that it has the colours of the page.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
+import textwrap
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import click
 from markdown import Extension, Markdown
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from ags1.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 # Each page from outside ``docs``, and its name in the site.
@@ -29,9 +34,12 @@ OUTSIDE = {
 }
 RESULTS = ("bench/results", "results")
 EXAMPLES = ("docs/examples", "tutorials")
+COMMANDS = "reference/commands.md"
+FRONT = "index.md"
 
 _LINK = re.compile(
-    r"(?P<fence>^ *```.*?^ *```)|(?P<image>!?)\[(?P<text>[^][]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)",
+    r"(?P<fence>^ *```.*?^ *```)"
+    r"|(?P<image>!?)\[(?P<text>[^][]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)",
     re.DOTALL | re.MULTILINE,
 )
 _FETCHED = re.compile(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>")
@@ -65,7 +73,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     paths = {name: path for path, name in names.items()}
     here = page.file.src_uri
     source = paths.get(here, f"docs/{here}")
-    return _LINK.sub(partial(_linked, names, source, here), markdown)
+    if here == FRONT:
+        page.meta["hide"] = ["navigation"]
+    linked = _LINK.sub(partial(_linked, names, source, here), markdown)
+    return linked + "\n".join(manual(app, None, "ags1")) if here == COMMANDS else linked
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
@@ -85,6 +96,32 @@ def as_page(program: str) -> str:
         else:
             parts.append(f"```python\n{cell.strip()}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def manual(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
+    """Yield the Markdown about a command and those below it. Its help is plain text, not Markdown.
+    The exit statuses are the same for all commands, and left out."""
+    context = click.Context(command, parent, name)
+    usage, options = click.HelpFormatter(width=88), click.HelpFormatter(width=88)
+    usage.write_usage(context.command_path, " ".join(command.collect_usage_pieces(context)), "")
+    command.format_options(context, options)
+    yield f"\n{'##' if parent is None else '###'} {context.command_path}\n"
+    yield _plain(usage.getvalue())
+    for paragraph in textwrap.dedent(command.help or "").split("\n\n"):
+        yield re.sub(r"([\\`*_<>[\]|#])", r"\\\1", " ".join(paragraph.split())) + "\n"
+    yield _plain(options.getvalue())
+    for part in (command.epilog or "").split("\b\n"):
+        if part.strip() and not part.startswith("Exit status"):
+            yield _plain(part)
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from manual(found, context, below)
+
+
+def _plain(text: str) -> str:
+    return f"```text\n{text.strip()}\n```\n"
 
 
 def _from_outside() -> dict[str, str]:
@@ -119,4 +156,3 @@ def _drawing(path: str, text: str) -> str:
     svg = (ROOT / path).read_text("utf-8").strip()
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{text}" ', 1)
     return f'<div class="drawing">{svg}</div>'
-

