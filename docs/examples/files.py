@@ -29,8 +29,7 @@ print(f"{len(flights):,} flights, {flights.carrier.nunique()} carriers")
 # %% [markdown]
 # ## A master key
 #
-# A keyring is a file with master keys. This one is in the notebook's folder. Without `path=`, it is the one that
-# `ags1 keygen` makes in your home.
+# A keyring is a file with master keys. This one is in the notebook's folder. `ags1 keygen` makes one in your home.
 
 # %%
 from ags1.kms import create_key
@@ -47,8 +46,8 @@ storage = {"keyring": os.path.abspath("keyring.json"), "key": "flights"}
 # %%
 url = f"ags1::file://{os.path.abspath('flights.parquet')}"
 flights.to_parquet(url, storage_options=storage)
-print(sorted(path.name for path in Path(".").iterdir()))
-# > ['flights.parquet.ags1', 'flights.parquet.ags1.keys', 'keyring.json']
+print(sorted(path.name for path in Path(".").glob("flights*")))
+# > ['flights.parquet.ags1', 'flights.parquet.ags1.keys']
 
 # %%
 print(Path("flights.parquet.ags1").read_bytes()[:4])
@@ -79,12 +78,11 @@ print(dataset.count_rows(filter=christmas))
 # %% [markdown]
 # ## Text, streams, and parts of a file
 #
-# `ags1.open` is like `gzip.open`. It takes the key metadata, which the sidecar has:
+# `ags1.open` is like `gzip.open`. It takes the key metadata, which `encrypt_file` returns. This is the key itself, so
+# the notebook keeps it in memory only:
 
 # %%
 import ags1
-from ags1.keys import Keychain
-from ags1.kms import LocalKms
 
 flights.to_csv("flights.csv", index=False)
 km = ags1.encrypt_file("flights.csv", "flights.csv.ags1")
@@ -106,7 +104,8 @@ with ags1.open("flights.csv.ags1", "rb", km) as file:
 # same key under another master key: the file does not change.
 
 # %%
-from ags1.keys import write_sidecar
+from ags1.keys import Keychain, write_sidecar
+from ags1.kms import LocalKms
 
 create_key("partner.json", "partner")
 own, partner = LocalKms("keyring.json"), LocalKms("partner.json")
