@@ -51,10 +51,11 @@ class TwoSpaces(Extension):
 
     def extendMarkdown(self, md: Markdown) -> None:
         md.tab_length = 2
+        md.build_parser()  # the processors of blocks have read the length already
 
 
 def on_config(config: MkDocsConfig) -> None:
-    config.markdown_extensions.append(TwoSpaces())  # type: ignore[arg-type]
+    config.markdown_extensions.insert(0, TwoSpaces())  # type: ignore[arg-type]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
