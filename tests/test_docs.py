@@ -3,7 +3,9 @@ runs.
 
 A block of ``sh`` or ``python`` in README.md and in ``docs`` is run as it stands, after the blocks
 above it that it needs, in a new user's home. A block of ``yaml`` or ``ini`` begins with the name of
-the file that it is. What is written differently for a test stands in ``REPLACED``.
+the file that it is. What is written differently for a test stands in ``REPLACED``. The pages in
+``docs/start`` and ``docs/how-to`` run from their first block to the last, and an example prints
+what its comments say. ``make docs`` fails for links and pages that the site does not have.
 """
 
 from __future__ import annotations
