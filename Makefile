@@ -21,7 +21,7 @@ SHORT_LIVED := -XX:TieredStopAtLevel=1
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
-	bench-peers lint wheel debug sanitize clean
+	bench-peers docs lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
 
@@ -110,6 +110,10 @@ bench-smoke: native $(VENV)/.with-bench
 
 bench-peers: native $(VENV)/.with-bench $(VENV)/.with-peers
 	$(BIN)/python -m bench.compare $(BENCH)
+
+# The site, in build/site. A page that is not found, or that would fetch something, is an error.
+docs: native $(VENV)/.with-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: native $(VENV)/.with-lint
 	ruff check .

