@@ -87,7 +87,8 @@ corpus: native $(VENV)/.with-interop
 	cd tests && $(BIN)/python -m interop.corpus
 
 # Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
-# several users (root only), and on other versions of PySpark: minutes, and the first time many.
+# several users (root only), on other versions of PySpark, and against iceberg-rust: minutes, and the
+# first time many.
 cluster: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster
 

@@ -21,10 +21,17 @@ from ags1.iceberg import EncryptedTable, load_catalog, open_table
 
 from . import corpus
 from .corpus_cases import CORPUS, cases
-from .corpus_implementations import IMPLEMENTATIONS, Implementation, UnavailableError
+from .corpus_implementations import (
+    IMPLEMENTATIONS,
+    IcebergRust,
+    Implementation,
+    UnavailableError,
+)
 from .rust import Rust, RustError
 
 pytestmark = pytest.mark.interop
+# cargo builds iceberg-rust for some ten minutes the first time.
+built = pytest.mark.cluster
 
 MASTER_KEYS_HEX = {name: key.hex() for name, key in MASTER_KEYS.items()}
 MIB = 1 << 20
@@ -37,6 +44,7 @@ def rust() -> Iterator[Rust]:
     program.close()
 
 
+@built
 @pytest.mark.parametrize("size", [0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB + 17])
 @pytest.mark.parametrize("key_size", [16, 24, 32])
 def test_streams_are_read_both_ways(rust: Rust, tmp_path: Path, size: int, key_size: int) -> None:
@@ -54,6 +62,7 @@ def test_streams_are_read_both_ways(rust: Rust, tmp_path: Path, size: int, key_s
         assert file.read() == text[:size]
 
 
+@built
 def test_a_table_of_ours_is_planned_by_rust(rust: Rust, tmp_path: Path) -> None:
     """Down to the data files: the release gives Parquet no keys."""
     table = _new_table(tmp_path)
@@ -101,6 +110,7 @@ def _new_table(folder: Path) -> EncryptedTable:
     return table
 
 
+@built
 def test_a_table_of_rust_is_read_here(rust: Rust, tmp_path: Path) -> None:
     location = tmp_path / "t"
     for folder in ("data", "metadata"):
@@ -121,7 +131,13 @@ def test_a_table_of_rust_is_read_here(rust: Rust, tmp_path: Path) -> None:
         table.append(table.scan().to_arrow())
 
 
-@pytest.mark.parametrize("make", IMPLEMENTATIONS, ids=lambda make: make.name)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=make.name, marks=built if make is IcebergRust else ())
+        for make in IMPLEMENTATIONS
+    ],
+)
 def test_the_committed_results_are_those_of_today(
     make: type[Implementation], tmp_path: Path
 ) -> None:
