@@ -161,7 +161,7 @@ def test_filters_mean_what_spark_means(catalog: Any, rows: pa.Table) -> None:
 
 
 def test_spark_says_the_same(spark: Any, rows: pa.Table) -> None:
-    # Not cached: Spark skips cached partitions of NaN by statistics that leave it out.
+    # Not cached: Spark's answers from its cache left out rows with NaN.
     frame = spark.createDataFrame(rows)
 
     found = {text: sorted(row.n for row in frame.where(text).collect()) for text, _ in MEANT}
