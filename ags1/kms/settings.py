@@ -83,6 +83,17 @@ class Settings:
         """Whether the KMS is a keyring file."""
         return self.kms_name.lower() == LOCAL
 
+    def of_this_user(self) -> Settings:
+        """Return the settings with the home folder of this process's user for ``~`` in paths. A
+        shell does not expand it in a file, or after a '=' on the command line. Processes of other
+        users, such as Spark's executors, have homes of their own."""
+        paths = {
+            name: os.path.expanduser(path)
+            for name in (KEYRING, PASSPHRASE_FILE)
+            if (path := self.properties.get(name))
+        }
+        return Settings({**self.properties, **paths}, self.key_id)
+
 
 def from_options(options: Mapping[str, str]) -> Layer:
     """Return the settings that named options give: ``kms`` (a type), ``keyring`` (a path), ``key``
@@ -112,13 +123,7 @@ def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
     key_id = chosen.key_id
     if key_id is None and chosen.kind == LOCAL:
         key_id = DEFAULT_LOCAL_KEY
-    # A shell does not expand ~ in a file, or after a '=' on the command line.
-    paths = {
-        name: os.path.expanduser(path)
-        for name in (KEYRING, PASSPHRASE_FILE)
-        if (path := chosen.properties.get(name))
-    }
-    return Settings({**chosen.properties, **paths}, key_id)
+    return Settings(chosen.properties, key_id)
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:

@@ -36,7 +36,7 @@ def settings_of(options: KmsOptions) -> Settings:
             hint = f"did you mean {near}?" if near else "'ags1 --help' says how they are named"
             print_error(f"the environment variable {variable} is unknown and ignored: {hint}")
     given = from_options(options.kms_type, options.kms_properties, options.keyring)
-    return settings.of_process(given)
+    return settings.of_process(given).of_this_user()
 
 
 def from_options(
