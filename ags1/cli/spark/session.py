@@ -139,7 +139,8 @@ def when_needed(master: str | None, *, verbose: bool = False) -> Iterator[Callab
 
 @contextlib.contextmanager
 def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
-    """Return the session of Spark that is there, or a new one, which ends with the block. Nothing
+    """Return the session of Spark that is there, or a new one, which ends with the block. A server of
+    Spark Connect that ``master`` names is never replaced by a session that is there. Nothing
     that Spark logs is shown, unless ``verbose`` or AGS1_DEBUG says so. Raises click.UsageError
     without PySpark, OSError when Spark does not start."""
     check_session(master)
@@ -148,7 +149,7 @@ def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
-    if running is not None:
+    if running is not None and not (master or "").startswith(_REMOTE):
         yield running
         return
     master = _chosen(master)
