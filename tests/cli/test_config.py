@@ -24,6 +24,7 @@ from ags1.kms.settings import (
     resolve,
     unknown_variables,
 )
+from ags1.kms.settings import from_options as named_options
 
 from .test_files import TEXT, execute, fail, home, run, succeed
 
@@ -300,6 +301,14 @@ def test_the_keyring_of_the_environment_beats_the_files() -> None:
     options = from_options(None, (), "option")
     assert resolve(options, environment, file).properties["kms.local.keyring"] == "option"
     assert "AGS1_KEYRING" not in str(from_environment({"AGS1_KMS_TYPE": "aws"}).properties)
+
+
+def test_a_home_folder_is_that_of_the_process_that_opens_the_keyring() -> None:
+    """The options of a data source travel to executors, whose user has another home."""
+    settings = resolve(named_options({"keyring": "~/k.json"}), NOTHING, NOTHING)
+    assert settings.properties["kms.local.keyring"] == "~/k.json"
+    here = settings.of_this_user().properties["kms.local.keyring"]
+    assert here == os.path.expanduser("~/k.json")
 
 
 # -- the program
