@@ -20,6 +20,7 @@ INTRODUCTIONS = {
     "messages": "4 KiB, sealed and opened; each form of the call, and many in one call.",
     "streams": "Sequential pieces through `ags1.open`, and random 4 KiB reads.",
     "keys": "A table's keys, each of a manifest list, under one KEK that is unwrapped once.",
+    "libraries": "One Parquet file in the page cache, read by libraries through our file systems.",
     "tables": "Whole tables, opened and read from the page cache; the twin's rows are the same.",
     "writes": "Tables in a SQLite catalog; eight processes where they contend.",
     "bulk": "Whole files in the page cache; the disk is synced between runs.",

@@ -21,6 +21,7 @@ from bench.subjects import (
     engine,
     grid,
     keys,
+    libraries,
     messages,
     oneshot,
     queries,
@@ -174,6 +175,18 @@ def _rows() -> list[Target]:
     for contest in (avro.PLAIN, avro.DEFLATE, avro.ENCRYPTED):
         label = f"{contest}, vs {avro.FASTAVRO}"
         rows.append(Target(label, avro.SUBJECT, contest, avro.OURS, avro.FASTAVRO, 2.0))
+    for contest, times in ((libraries.DATASET, 1.15), (libraries.PANDAS, 1.25)):
+        rows.append(
+            Target(
+                f"{contest}: {libraries.ENCRYPTED}, time vs {libraries.PLAIN}",
+                libraries.SUBJECT,
+                contest,
+                libraries.ENCRYPTED,
+                libraries.PLAIN,
+                1 / times,
+                as_time=True,
+            )
+        )
     for contest, times in ((tables.SCAN, 1.1), (tables.PLAN, 1.2)):
         rows.append(
             Target(
