@@ -139,10 +139,11 @@ def when_needed(master: str | None, *, verbose: bool = False) -> Iterator[Callab
 
 @contextlib.contextmanager
 def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
-    """Return the session of Spark that is there, or a new one, which ends with the block. A server of
-    Spark Connect that ``master`` names is never replaced by a session that is there. Nothing
-    that Spark logs is shown, unless ``verbose`` or AGS1_DEBUG says so. Raises click.UsageError
-    without PySpark, OSError when Spark does not start."""
+    """Return the session of Spark that is there, or a new one, which ends with the block.
+
+    A server of Spark Connect that ``master`` names is never replaced by a session that is there.
+    Nothing that Spark logs is shown, unless ``verbose`` or AGS1_DEBUG says so. Raises
+    click.UsageError without PySpark, OSError when Spark does not start."""
     check_session(master)
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkRuntimeError
