@@ -12,6 +12,8 @@ from ..errors import Ags1Error, KmsConfigurationError
 from ..kms.properties import Properties
 
 _SIGNATURE = re.compile(r"[?&](x-\w+-)?(signature|security-token)=", re.IGNORECASE)
+# How many requests a process sends to S3 at a time at most; botocore keeps 10 connections.
+_CONNECTIONS = 48
 # What fsspec takes for a URL inside another URL: two colons behind a scheme or a host.
 _CHAIN = re.compile(r"::[^/]*://|^[^/]*://[^/\[]*::")
 
@@ -45,7 +47,18 @@ def filesystem_of(host_url: str) -> Any:
         import fsspec.core  # optional
 
         filesystem, _ = fsspec.core.url_to_fs(host_url)
-    return filesystem
+        if not is_s3(filesystem):
+            return filesystem
+        options = dict(filesystem.storage_options)
+        chosen = options.get("config_kwargs") or {}
+        options["config_kwargs"] = {"max_pool_connections": _CONNECTIONS, **chosen}
+        return type(filesystem)(*filesystem.storage_args, **options)
+
+
+def is_s3(filesystem: Any) -> bool:
+    """Whether that is the file system of s3fs."""
+    protocol = filesystem.protocol
+    return "s3" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ VERIFY = "verify"
 # In a summary; the ledger has them all.
 MAX_FAILURES = 1000
 # Up to so many requests are sent by the driver, more by executors.
-_FEW_REQUESTS = 256
+_FEW_REQUESTS = 64
 # More than it takes to find one bad file among those of a task.
 _MAX_FAILED_JOBS = 16
 # Errors of no single file: the executors have another Python, or lack a module.

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ...process import OncePerProcess
-from ..filesystems import filesystem_of, host_url_of, refuse_chain
+from ..filesystems import filesystem_of, host_url_of, is_s3, refuse_chain
 from ..paths import local_path
 from .local import LOCAL
 from .packed import Packed, PackedFiles
@@ -46,10 +46,7 @@ def _remote_storage_of(path: str) -> RemoteStorage:
 def _new_storage(host_url: str) -> RemoteStorage:
     """Return the storage of a URL's scheme and host. Raises OSError if it cannot be used."""
     filesystem = filesystem_of(host_url)
-    protocol = filesystem.protocol
-    if "s3" in ((protocol,) if isinstance(protocol, str) else protocol):
-        return S3Storage(filesystem, host_url)
-    return RemoteStorage(filesystem, host_url)
+    return (S3Storage if is_s3(filesystem) else RemoteStorage)(filesystem, host_url)
 
 
 # Per process: a forked child must not use its parent's connections.
