@@ -1,8 +1,9 @@
 """``Ags1FileSystem``: the names, listings and whole files that fsspec asks for.
 
-Stored are ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Shown is ``NAME`` with the plaintext's
-size. A path may be given with or without ``.ags1``. Files without this ending are not shown, not
-read and not replaced, so that no plaintext is taken for the content of an encrypted file.
+The file system below has ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Listings show ``NAME``
+with the plaintext's size. A path may be given with or without ``.ags1``. Files without this ending
+are not shown, not read and not replaced, so that no plaintext is taken for the content of an
+encrypted file.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import dask.dataframe
     import pandas
 
-# Plans have keys, so a worker does not keep those of all frames that it has ever read.
+# A plan has keys, so a worker keeps only the plans of the last frames that it has read.
 _KEPT_PLANS = 4
 
 
