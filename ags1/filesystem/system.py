@@ -336,12 +336,14 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         source = self._source(path)
         if self._key_for is not None and (km := self._key_for(path)) is not None:
             return self._opened(path, source, km)
-        sidecar, tries = self._sidecar_of(path), 0
+        version, sidecar, tries = self._storage.version(path), self._sidecar_of(path), 0
         while True:
             tries += 1
             file, failure = self._fitting(path, source, sidecar)
-            now = sidecar
-            if failure is not None or isinstance(self._storage, Local):
+            # A sidecar has a file's key for as long as the file has its name. So it has the key of
+            # a file that had its name before the sidecar was read and after the file was opened.
+            after, now = self._storage.version(path), sidecar
+            if failure is not None or after != version:
                 now = self._sidecar_of(path)
             # With several keys, another process is just now replacing the file, or was killed then.
             is_settled = now == sidecar and (file is not None or len(sidecar.file_keys) == 1)
@@ -351,7 +353,7 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
                 raise failure
             if file is not None:
                 file.close()
-            sidecar, source = now, self._source(path)
+            version, sidecar, source = after, now, self._source(path)
 
     def _fitting(
         self, path: str, source: Any, sidecar: Sidecar

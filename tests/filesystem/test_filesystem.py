@@ -366,10 +366,18 @@ def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path
 
 @pytest.mark.parametrize("grows", [False, True], ids=["same size", "larger"])
 @pytest.mark.parametrize("when", ["read_starts", "_km"])
+@pytest.mark.parametrize("is_link", [False, True], ids=["file", "link"])
 def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
-    tmp_path: Path, local: Ags1FileSystem, monkeypatch: pytest.MonkeyPatch, when: str, grows: bool
+    tmp_path: Path,
+    local: Ags1FileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+    grows: bool,
+    is_link: bool,
 ) -> None:
     path = f"{tmp_path}/x"
+    if is_link:
+        (tmp_path / "x.ags1").symlink_to(_write(tmp_path / "target", b""))
     old, new = TEXT, TEXT[:0:-1] + b"1" * (1 + 1000 * grows)
     local.pipe_file(path, old)
     holder = local._storage if when == "read_starts" else local
@@ -387,3 +395,20 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
 
     monkeypatch.setattr(holder, when, meanwhile)
     assert local.cat_file(path) == new
+
+
+def test_the_sidecar_of_a_local_file_is_read_once(
+    tmp_path: Path, local: Ags1FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.pipe_file(f"{tmp_path}/x", TEXT)
+    read: list[str] = []
+    storage = local._storage
+    step = storage.read_starts
+
+    def counted(wanted: Any) -> Any:
+        read.extend(path for path, _ in wanted)
+        return step(wanted)
+
+    monkeypatch.setattr(storage, "read_starts", counted)
+    assert local.cat_file(f"{tmp_path}/x") == TEXT
+    assert read == [f"{tmp_path}/x.ags1.keys"]
