@@ -346,6 +346,30 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_stays_one(
     assert local.cat_file(f"{tmp_path}/link") == b"three"
 
 
+def test_errors_name_what_the_user_has_named(tmp_path: Path, local: Ags1FileSystem) -> None:
+    (tmp_path / "folder").mkdir()
+    plain = LocalFileSystem()
+    for fs in (plain, local):
+        with pytest.raises(IsADirectoryError) as refused:
+            fs.open(f"{tmp_path}/folder")
+        assert refused.value.filename == f"{tmp_path}/folder"
+        with pytest.raises(FileNotFoundError) as missing:
+            fs.open(f"{tmp_path}/none/x", "wb")
+        assert missing.value.filename.removesuffix(".ags1") == f"{tmp_path}/none/x"
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        Ags1FileSystem(fs=plain, threads=0)
+
+
+def test_a_missing_ledger_is_not_taken_for_a_missing_file(
+    tmp_path: Path, local: Ags1FileSystem
+) -> None:
+    dataset = pytest.importorskip("pyarrow.dataset")
+    local.pipe_file(f"{tmp_path}/x.parquet", b"PAR1")
+    fs = fsspec.filesystem("ags1", target_protocol="file", ledger=f"{tmp_path}/lost")
+    with pytest.raises(KeyMetadataError, match=r"there is no ledger '/.*/lost'"):
+        dataset.dataset(f"{tmp_path}/x.parquet", filesystem=fs)
+
+
 def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path) -> None:
     class Keys:
         def __init__(self, path: Path) -> None:
