@@ -70,7 +70,7 @@ class AtomicFile:
             mode = 0o666 if mode is None else mode & _PERMISSIONS
             self.fd = os.open(self._temporary, flags, mode)
         except OSError as error:
-            raise _named(error, self.name) from None
+            raise named(error, self.name) from None
 
     def commit(self) -> None:
         """Give the file its final name. Raises OSError; the file is then removed. Once the file has
@@ -88,7 +88,7 @@ class AtomicFile:
             self.published = True
         except OSError as error:
             self.discard()
-            raise _named(error, self.name) from None
+            raise named(error, self.name) from None
         except BaseException:
             # Ctrl-C may come when the file has its name already. If it replaced another, it stays;
             # otherwise it is removed.
@@ -126,7 +126,7 @@ class AtomicFile:
             try:
                 view = view[os.write(self.fd, view) :]
             except OSError as error:
-                raise _named(error, self.name) from None
+                raise named(error, self.name) from None
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -200,7 +200,8 @@ def _refuse_planted_link(name: str) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
 
-def _named(error: OSError, name: str) -> OSError:
+def named(error: OSError, name: str) -> OSError:
+    """Return the same error for the file that the caller knows, not for a temporary one."""
     return OSError(error.errno, error.strerror, name)
 
 

@@ -342,7 +342,8 @@ def test_the_readme_runs(home: Home) -> None:
 @pytest.mark.slow
 def test_the_page_on_files_runs(home: Home) -> None:
     pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
+    for library in ("pyarrow", "polars", "duckdb"):
+        pytest.importorskip(library)
     home.run(FILES, ["-c", RUN])
     assert (home.folder / "copy.csv").read_bytes() == (home.folder / "numbers.csv").read_bytes()
 

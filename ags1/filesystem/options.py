@@ -23,8 +23,8 @@ from ..process import OncePerProcess
 _TRUSTED = "trusted-keys"
 _LEDGER = "ledger"
 _NAMES = ("key", "keyring", "kms", _LEDGER, _TRUSTED)
-# What finds the keys of a ledger. The class is found by its name when it is needed: jobs, and the
-# ledgers that they write, know this package, and this package does not know them.
+# The class that finds keys in a ledger. It is imported by its name when it is needed: the package
+# of the ledgers imports this one, and not the other way round.
 _KEY_SOURCE = ("ags1.spark.ledger.lookup", "LedgerSidecars")
 # Options of every file system of fsspec.
 _FSSPEC = ("asynchronous", "listings_expiry_time", "loop", "max_paths", "use_listings_cache")

@@ -23,8 +23,8 @@ class Ags1Path(UPath):  # type: ignore[misc]  # universal_pathlib is optional
     def _transform_init_args(
         cls, args: tuple[Any, ...], protocol: str, storage_options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], str, dict[str, Any]]:
-        # universal_pathlib gives the path of an entry of a folder to ags1, and leaves the folder's
-        # to the file system below. Both have the same paths, so the entry's belongs below.
+        # For an entry of a folder, universal_pathlib has the path alone, and the chain of file
+        # systems in the storage options. This makes a chained URL of both.
         below = storage_options.get("target_protocol")
         if not args or below is None or "::" in str(args[0]):
             return args, protocol, storage_options

@@ -42,6 +42,10 @@ class Storage(Protocol):
     def source(self, path: str, size: int) -> Any:
         """Return what ``ags1.open`` reads: any number of ranges at once."""
 
+    def version(self, path: str) -> object:
+        """Return what tells an opened file from one that replaces it; None if each range is asked
+        for by name, so that no file stays open. Raises OSError."""
+
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         """Return the first bytes of files, or why they cannot be read. A smaller file is whole."""
 
@@ -84,6 +88,10 @@ class Local:
 
     def source(self, path: str, size: int) -> str:
         return path
+
+    def version(self, path: str) -> object:
+        status = os.stat(path)
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         return [_attempt(_read_local_start, path, size) for path, size in wanted]
@@ -163,6 +171,9 @@ class Remote:
     def source(self, path: str, size: int) -> _Ranges:
         return _Ranges(self._fs, path, size)
 
+    def version(self, path: str) -> object:
+        return None
+
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         if not wanted:
             return []
@@ -200,7 +211,7 @@ class Remote:
     def _publish(
         self, put: Callable[[], object], path: str, sidecar: Sidecar, *, overwrite: bool
     ) -> None:
-        version = self._version(path)
+        version = self._content(path)
         if version is not None and not overwrite:
             raise FileExistsError(path)
         name = sidecar_path(path)
@@ -212,7 +223,7 @@ class Remote:
         except BaseException:
             # The request may have been carried out although it failed. Then both keys stay.
             with contextlib.suppress(Exception):
-                if self._version(path) == version:
+                if self._content(path) == version:
                     self._take_back(name, first, old)
             raise
         if overwrite and first != sidecar and self._holds(name, first):
@@ -233,7 +244,7 @@ class Remote:
     def _write(self, name: str, sidecar: Sidecar) -> None:
         self._fs.pipe_file(name, sidecar.to_bytes())
 
-    def _version(self, path: str) -> str | None:
+    def _content(self, path: str) -> str | None:
         """Return what tells one content of a file from another, None if there is no file."""
         self._fs.invalidate_cache(self._fs._parent(path))
         try:

@@ -1,8 +1,9 @@
 """``Ags1FileSystem``: the names, listings and whole files that fsspec asks for.
 
-Stored are ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Shown is ``NAME`` with the plaintext's
-size. A path may be given with or without ``.ags1``. Files without this ending are not shown, not
-read and not replaced, so that no plaintext is taken for the content of an encrypted file.
+The file system below has ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Listings show ``NAME``
+with the plaintext's size. A path may be given with or without ``.ags1``. Files without this ending
+are not shown, not read and not replaced, so that no plaintext is taken for the content of an
+encrypted file.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from .. import layout
-from ..atomic import is_temporary
+from ..atomic import is_temporary, named
 from ..cpu import usable_cpus
 from ..errors import (
     KMS_UNUSABLE,
     Ags1Error,
     AuthenticationError,
     FormatError,
+    KeyMetadataError,
     TruncatedError,
 )
 from ..key_metadata import KeyMetadata
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
 from ..stream import TextReader, TextWriter
+from ..threads import thread_count
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
 from .storage import Local, Remote, Storage, parse_sidecar
@@ -111,7 +114,8 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         is_local = isinstance(self.fs, LocalFileSystem)
         self._storage: Storage
         self._storage = Local(makes_folders=self.fs.auto_mkdir) if is_local else Remote(self.fs)
-        self.threads: int = threads or (usable_cpus() if is_local else max(4, usable_cpus()))
+        usual = usable_cpus() if is_local else max(4, usable_cpus())
+        self.threads = thread_count(usual if threads is None else threads)
         # Paths are those of the file system below. Only this instance knows its rules.
         self._strip_protocol = self._path_below
         self._parent = self._parent_below
@@ -145,9 +149,16 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         """Return the sidecars that the ledger has for stored files; None for others."""
         if self._key_source is None:
             return [None] * len(paths)
-        if isinstance(self.fs, LocalFileSystem):
+        if not isinstance(self.fs, LocalFileSystem):
+            paths = [self.fs.unstrip_protocol(path) for path in paths]
+        try:
             return self._key_source.find(paths)
-        return self._key_source.find([self.fs.unstrip_protocol(path) for path in paths])
+        except FileNotFoundError:
+            # Readers would take this error for that of a file that is missing.
+            raise KeyMetadataError(
+                f"there is no ledger {self._keys.ledger!r}: give the storage option 'ledger' the "
+                "place of the job's ledger, or leave it out to read sidecars"
+            ) from None
 
     def _check_writable(self) -> None:
         if self._keys.ledger is not None:
@@ -328,19 +339,24 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         # What makes the KMS fail does so before any work.
         self._keys.keychain(sealing=True).prepare()
-        staged = self._storage.stage(path)
-        return EncryptedOutput(self, path, staged, overwrite=mode == "wb", autocommit=autocommit)
+        staged, overwrite = self._storage.stage(path), mode == "wb"
+        try:
+            return EncryptedOutput(self, path, staged, overwrite=overwrite, autocommit=autocommit)
+        except OSError as error:
+            raise named(error, path) from None
 
     def _open_input(self, path: str) -> EncryptedInput:
         source = self._source(path)
         if self._key_for is not None and (km := self._key_for(path)) is not None:
             return self._opened(path, source, km)
-        sidecar, tries = self._sidecar_of(path), 0
+        version, sidecar, tries = self._storage.version(path), self._sidecar_of(path), 0
         while True:
             tries += 1
             file, failure = self._fitting(path, source, sidecar)
-            now = sidecar
-            if failure is not None or isinstance(self._storage, Local):
+            # A sidecar has a file's key for as long as the file has its name. So it has the key of
+            # a file that had its name before the sidecar was read and after the file was opened.
+            after, now = self._storage.version(path), sidecar
+            if failure is not None or after != version:
                 now = self._sidecar_of(path)
             # With several keys, another process is just now replacing the file, or was killed then.
             is_settled = now == sidecar and (file is not None or len(sidecar.file_keys) == 1)
@@ -350,7 +366,7 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
                 raise failure
             if file is not None:
                 file.close()
-            sidecar, source = now, self._source(path)
+            version, sidecar, source = after, now, self._source(path)
 
     def _fitting(
         self, path: str, source: Any, sidecar: Sidecar
@@ -368,7 +384,12 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         return file, None
 
     def _source(self, path: str) -> Any:
-        info = self.fs.info(path)
+        try:
+            info = self.fs.info(path)
+        except FileNotFoundError:
+            if self.isdir(folder := path.removesuffix(FILE_SUFFIX)):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder) from None
+            raise
         if not _is_file(info):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return self._storage.source(path, info["size"])

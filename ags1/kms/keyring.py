@@ -265,7 +265,8 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
         data, status = read_private(path, _MAX_SIZE, "keyring")
     except FileNotFoundError:
         raise KmsKeyNotFoundError(
-            f"there is no keyring {path} (make one with: ags1 keygen)"
+            f"there is no keyring {path}: give the path of the keyring that has the master key, "
+            "or make a new one with: ags1 keygen"
         ) from None
     document = _decode(data)
     if document is None:

@@ -346,6 +346,30 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_stays_one(
     assert local.cat_file(f"{tmp_path}/link") == b"three"
 
 
+def test_errors_name_what_the_user_has_named(tmp_path: Path, local: Ags1FileSystem) -> None:
+    (tmp_path / "folder").mkdir()
+    plain = LocalFileSystem()
+    for fs in (plain, local):
+        with pytest.raises(IsADirectoryError) as refused:
+            fs.open(f"{tmp_path}/folder")
+        assert refused.value.filename == f"{tmp_path}/folder"
+        with pytest.raises(FileNotFoundError) as missing:
+            fs.open(f"{tmp_path}/none/x", "wb")
+        assert missing.value.filename.removesuffix(".ags1") == f"{tmp_path}/none/x"
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        Ags1FileSystem(fs=plain, threads=0)
+
+
+def test_a_missing_ledger_is_not_taken_for_a_missing_file(
+    tmp_path: Path, local: Ags1FileSystem
+) -> None:
+    dataset = pytest.importorskip("pyarrow.dataset")
+    local.pipe_file(f"{tmp_path}/x.parquet", b"PAR1")
+    fs = fsspec.filesystem("ags1", target_protocol="file", ledger=f"{tmp_path}/lost")
+    with pytest.raises(KeyMetadataError, match=r"there is no ledger '/.*/lost'"):
+        dataset.dataset(f"{tmp_path}/x.parquet", filesystem=fs)
+
+
 def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path) -> None:
     class Keys:
         def __init__(self, path: Path) -> None:
@@ -366,10 +390,18 @@ def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path
 
 @pytest.mark.parametrize("grows", [False, True], ids=["same size", "larger"])
 @pytest.mark.parametrize("when", ["read_starts", "_km"])
+@pytest.mark.parametrize("is_link", [False, True], ids=["file", "link"])
 def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
-    tmp_path: Path, local: Ags1FileSystem, monkeypatch: pytest.MonkeyPatch, when: str, grows: bool
+    tmp_path: Path,
+    local: Ags1FileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+    grows: bool,
+    is_link: bool,
 ) -> None:
     path = f"{tmp_path}/x"
+    if is_link:
+        (tmp_path / "x.ags1").symlink_to(_write(tmp_path / "target", b""))
     old, new = TEXT, TEXT[:0:-1] + b"1" * (1 + 1000 * grows)
     local.pipe_file(path, old)
     holder = local._storage if when == "read_starts" else local
@@ -387,3 +419,20 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
 
     monkeypatch.setattr(holder, when, meanwhile)
     assert local.cat_file(path) == new
+
+
+def test_the_sidecar_of_a_local_file_is_read_once(
+    tmp_path: Path, local: Ags1FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.pipe_file(f"{tmp_path}/x", TEXT)
+    read: list[str] = []
+    storage = local._storage
+    step = storage.read_starts
+
+    def counted(wanted: Any) -> Any:
+        read.extend(path for path, _ in wanted)
+        return step(wanted)
+
+    monkeypatch.setattr(storage, "read_starts", counted)
+    assert local.cat_file(f"{tmp_path}/x") == TEXT
+    assert read == [f"{tmp_path}/x.ags1.keys"]

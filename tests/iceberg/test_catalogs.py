@@ -176,6 +176,23 @@ def test_pyiceberg_itself_loads_our_catalogs(sql: dict[str, str]) -> None:
         assert catalog.list_tables("db") == [("db", "stats")]
 
 
+def test_pandas_reads_and_writes_an_encrypted_table(sql: dict[str, str]) -> None:
+    pandas = pytest.importorskip("pandas", "3.0")
+    rows = pandas.DataFrame({"id": [1, 2], "name": ["a", "b"]})
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        schema = pa.Table.from_pandas(rows).schema
+        catalog.create_table("db.frames", schema, properties={"encryption.key-id": "keyA"})
+    here = {name: value for name, value in sql.items() if name != "type"}
+    here |= {"py-catalog-impl": "ags1.iceberg.load_catalog", **KMS_PROPERTIES}
+    given = {"catalog_name": "sql", "catalog_properties": here}
+    rows.to_iceberg("db.frames", **given, append=True)
+    found = pandas.read_iceberg("db.frames", **given, row_filter="id > 1")
+    assert found.to_dict("records") == [{"id": 2, "name": "b"}]
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        files = catalog.load_table("db.frames").inspect.files()["file_path"].to_pylist()
+    assert [Path(file.removeprefix("file://")).read_bytes()[:4] for file in files] == [b"PARE"]
+
+
 def test_what_the_catalog_shows_has_no_key(sql: dict[str, str]) -> None:
     with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
         table = catalog.load_table("db.stats", location_map=PLACES)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import dask.dataframe
     import pandas
 
-# Plans have keys, so a worker does not keep those of all frames that it has ever read.
+# A plan has keys, so a worker keeps only the plans of the last frames that it has read.
 _KEPT_PLANS = 4
 
 
@@ -65,12 +65,17 @@ def read_dask(
     of a query, but not its filters. A partition has one or more whole files, of about
     ``partition_size`` stored bytes together. Columns have pandas' types of Arrow.
 
-    Raises ImportError if Dask is not installed, TypeError if the table is not encrypted, and what
-    planning raises.
+    Raises ImportError if Dask is not installed, TypeError if ``open_table`` is no function or the
+    table is not encrypted, and what planning raises.
     """
     import dask.dataframe  # an optional dependency
     import pandas
 
+    if not callable(open_table):
+        raise TypeError(
+            f"a function that opens the table is needed, not {type(open_table).__name__}: give "
+            "lambda: load_catalog(NAME).load_table(TABLE), which each worker calls"
+        )
     table = open_table()
     if snapshot_id is None and table.current_snapshot() is not None:
         snapshot_id = table.metadata.current_snapshot_id

@@ -6,10 +6,10 @@ Iceberg choose the files and row groups that are read::
     (x > 5) & (s.str.starts_with("a")) & (x + y < 7)
      x > 5 or x is NaN   s starts with "a"   not translated      -> the scan's filter
 
-A translation lets at least those rows through that Polars wants: to Polars, NaN is the greatest
-number, and equal to itself. Polars' whole expression then filters the rows. So the result is that
-of Polars, whatever was translated. Polars does not promise the form of its expressions. What looks
-different here is not translated.
+A translation matches at least the rows that Polars wants: in Polars, NaN is the greatest number,
+and equal to itself. Polars' whole expression then filters the rows. So the result does not depend
+on what was translated. Polars does not promise the form of its expressions. An expression of an
+unknown form is not translated.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def scan_polars(source: Table | _Scan) -> polars.LazyFrame:
 
     A query reads only the columns that it uses, and only the files and row groups that its filter
     needs. It reads them in batches, so that Polars' streaming engine needs memory for few of them.
-    The result is that of Polars for the same rows, also for null and NaN. ``source`` may be a
-    ``scan`` or an ``incremental_append_scan``, for example of a branch. The frame stays at the
+    The result is the same as if Polars filtered all rows, also for null and NaN. ``source`` may be
+    a ``scan`` or an ``incremental_append_scan``, for example of a branch. The frame stays at the
     version that the table had when the frame was made.
 
     Raises ImportError if Polars is not installed, and TypeError for another source, for example a

@@ -1,4 +1,4 @@
-"""``LedgerSidecars``: the wrapped keys that a ledger has for files, for readers that are no jobs.
+"""``LedgerSidecars``: the wrapped keys that a ledger has for files, for readers outside of jobs.
 
 ``ags1.filesystem`` finds it by its name for the storage option ``ledger``. A ledger is only read.
 """

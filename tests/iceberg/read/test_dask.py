@@ -90,6 +90,8 @@ def test_a_table_without_rows(catalog: EncryptedCatalog, tmp_path: Path) -> None
     frame = read_dask(functools.partial(open_table, tmp_path))
     assert list(frame.compute().columns) == ROWS.schema.names
     catalog.create_table("db.plain", ROWS)
+    with pytest.raises(TypeError, match="a function that opens the table is needed, not str"):
+        read_dask("db.t")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not encrypted"):
         read_dask(functools.partial(open_table, tmp_path, "db.plain"))
 
