@@ -1,0 +1,102 @@
+"""The tables of ``tests/vectors/corpus/tables``: each one's rows, or the class of its error."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ags1.errors import MissingFileLengthError
+from ags1.iceberg import open_table
+from ags1.kms.memory import KeysInPropertiesWarning, MemoryKms
+
+CORPUS = Path(__file__).parents[1] / "vectors/corpus"
+FOLDER = CORPUS / "tables"
+INDEX = json.loads((FOLDER / "index.json").read_text())
+(GROUP,) = INDEX["testGroups"]
+CASES = GROUP["tests"]
+
+
+def _generator() -> Any:
+    spec = importlib.util.spec_from_file_location("corpus_tables", CORPUS / "generate_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def kms() -> MemoryKms:
+    keys = {f"encryption.kms.key.{name}": key for name, key in GROUP["masterKeys"].items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KeysInPropertiesWarning)
+        return MemoryKms(keys)
+
+
+def _rows(case: dict[str, Any], kms: MemoryKms, **more: Any) -> list[dict[str, Any]]:
+    table = open_table(
+        str(FOLDER / case["metadata"]),
+        kms,
+        {case["location"]: str(FOLDER / case["name"])},
+        expected_key_id=case["expectedKeyId"],
+        **more,
+    )
+    return sorted(table.scan().to_arrow().to_pylist(), key=lambda row: row["id"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_each_table_has_its_rows_or_its_error(case: dict[str, Any], kms: MemoryKms) -> None:
+    rows = error = None
+    try:
+        rows = _rows(case, kms)
+    except Exception as raised:
+        error = type(raised).__name__
+    assert error == case["error"]
+    if error == MissingFileLengthError.__name__:
+        rows = _rows(case, kms, trust_file_size=True)
+    if rows is not None:
+        expected = (FOLDER / case["rows"]).read_text().splitlines()
+        assert rows == [json.loads(line) for line in expected]
+
+
+def test_the_generator_makes_the_tampered_tables_again() -> None:
+    made = _generator().generate()
+    tampered = {case["name"] for case in CASES if case["madeFrom"]}
+    committed = {
+        path.relative_to(FOLDER).as_posix(): path.read_bytes()
+        for name in tampered
+        for path in (FOLDER / name).rglob("*")
+        if path.is_file()
+    }
+    committed["index.json"] = (FOLDER / "index.json").read_bytes()
+    assert made.keys() == committed.keys()
+    assert not [path for path, data in made.items() if data != committed[path]]
+
+
+def test_the_index_has_the_form_of_its_schema() -> None:
+    schema = json.loads((FOLDER / INDEX["schema"]).read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(INDEX)
+    assert [case["tcId"] for case in CASES] == list(range(1, INDEX["numberOfTests"] + 1))
+    assert {path.name for path in FOLDER.iterdir() if path.is_dir()} == {c["name"] for c in CASES}
+    assert INDEX["notes"].keys() == {flag for case in CASES for flag in case["flags"]}
+    writers = {case["writer"]["name"] for case in CASES if not case["madeFrom"]}
+    assert writers == {"Java", "iceberg-rust", "ags1"}
+    assert f"| `tables/index.json` | {len(CASES)} |" in (CORPUS / "README.md").read_text()
+
+
+def test_the_tables_are_small() -> None:
+    sizes = {
+        case["name"]: sum(
+            path.stat().st_size for path in (FOLDER / case["name"]).rglob("*") if path.is_file()
+        )
+        for case in CASES
+    }
+    assert max(sizes.values()) < 100_000
+    assert sum(sizes.values()) < 1_000_000
