@@ -13,6 +13,8 @@ from ags1.iceberg.catalog import EncryptedCatalog, load_catalog
 
 pytest.importorskip("pyspark")
 
+from pyspark.errors import AnalysisException, ArithmeticException
+
 from ags1.spark import tables
 from ags1.spark.tables import RowChanges
 
@@ -74,12 +76,16 @@ class Twins(NamedTuple):
 
     def ours(self) -> list[tuple[Any, ...]]:
         """Return the rows that Java reads in our table."""
+        return self.ours_by("id, v, p, _row_id")
+
+    def ours_by(self, order: str) -> list[tuple[Any, ...]]:
+        """Return the rows that Java reads in our table, in this order."""
         table = self.catalog.load_table("db.t")
         assert verify_table(table).ok
         name = f"{self.name}_{table.metadata.last_sequence_number}"
         path = Path(table.metadata_location.removeprefix("file:").replace("//", "/"))
         self.spark.register(name, path)
-        return self.spark.rows(name, LINEAGE, "id, v, p, _row_id")
+        return self.spark.rows(name, LINEAGE, order)
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +205,104 @@ def test_rows_and_lineage_are_those_of_java(twins: Twins) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             ours_too()
+
+
+VALUES = """l BIGINT, i INT, dec DECIMAL(6, 2), s STRING, dt DATE, ts TIMESTAMP, tn TIMESTAMP_NTZ,
+    st STRUCT<a: INT, b: STRING>, ar ARRAY<INT>, mp MAP<STRING, INT>, flag BOOLEAN"""
+# What Spark stores, although the types differ, and what it refuses before it computes anything.
+STORED = {
+    "i": "1.5D",
+    "dec": "double('NaN')",
+    "s": "TIMESTAMP '2020-01-02 03:04:05'",
+    "dt": "TIMESTAMP '2020-01-02 03:04:05'",
+    "ts": "DATE '2020-01-02'",
+    "tn": "TIMESTAMP '2020-01-02 03:04:05'",
+    "st": "named_struct('B', 7, 'a', 2L)",
+    "ar": "array(1L, null)",
+    "mp": "map(1, 2.5D)",
+    "flag": "null",
+}
+REFUSED = {
+    "i": ["'7'", "true", "DATE '2020-01-02'", "named_struct('a', 1)"],
+    "flag": ["1"],
+    "dt": ["1"],
+    "s": ["array(1)"],
+    "st": [
+        "named_struct('a', 1)",
+        "named_struct('a', 1, 'b', 'x', 'c', 2, 'd', 3)",
+        "named_struct('a', '7', 'b', 'x')",
+    ],
+    "ar": ["array('7')", "map(1, 1)"],
+    "mp": ["map('a', true)", "map(array(1), 1)"],
+}
+TOO_LARGE = {
+    "i": "l + 5000000000L",
+    "dec": "99999.99",
+    "st": "named_struct('a', l + 5000000000L, 'b', 'x')",
+    "ar": "array(l + 5000000000L)",
+    "mp": "map('a', l + 5000000000L)",
+}
+
+
+def test_values_are_assigned_as_by_spark(
+    spark: SparkTables, kms_module: str, tmp_path: Path
+) -> None:
+    name = "enc.db.assigned"
+    spark.create(name, VALUES, tmp_path / "t")
+    spark.sql(f"INSERT INTO {name} (l) VALUES (1), (9007199254740993)")
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    options = {"catalog": "test", "catalog.type": "sql", "catalog.uri": uri}
+    options["encryption.kms-impl"] = kms_module
+    catalog = load_catalog("test", type="sql", uri=uri, **{"encryption.kms-impl": kms_module})
+    catalog.create_namespace("db")
+    catalog.register_table("db.t", f"file:{spark.metadata_file(name)}")
+    twins = Twins(spark, name, options, catalog, tmp_path)
+    session = spark.session
+    # Spark assigns values alike with both.
+    ansi = session.conf.get("spark.sql.ansi.enabled")
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        _check_assignments(twins)
+    finally:
+        session.conf.set("spark.sql.ansi.enabled", ansi)
+
+
+def _check_assignments(twins: Twins) -> None:
+    session, options, name = twins.session, twins.options, twins.name
+    given = ", ".join(f"{column} = {value}" for column, value in STORED.items())
+    twins.spark.sql(f"UPDATE {name} SET {given} WHERE l = 1")
+    tables.update(session, "db.t", STORED, "l = 1", options)
+    source = "SELECT * FROM VALUES (1L, 'x', 2L), (9007199254740993L, 'y', 3L) AS s(id, v, n)"
+    twins.spark.sql(
+        f"MERGE INTO {name} t USING ({source}) s ON t.l = s.id "
+        "WHEN MATCHED AND s.n = 2 THEN UPDATE SET i = s.n, l = t.l + 1, dec = s.n "
+        "WHEN MATCHED THEN UPDATE SET dec = 1.25D, i = null, st = named_struct('b', s.v, 'a', s.n)"
+    )
+    (
+        tables.merge_into(session, "db.t", session.sql(source), "target.l = source.id", options)
+        .whenMatched("source.n = 2")
+        .update({"i": "source.n", "l": "target.l + 1", "dec": "source.n"})
+        .whenMatched()
+        .update({"dec": "1.25D", "i": None, "st": "named_struct('b', source.v, 'a', source.n)"})
+        .merge()
+    )
+    assert twins.ours_by("l") == twins.spark.rows(name, LINEAGE, "l")
+
+    for column, values in REFUSED.items():
+        for value in values:
+            with pytest.raises(AnalysisException) as theirs:
+                twins.spark.sql(f"UPDATE {name} SET {column} = {value}")
+            with pytest.raises(AnalysisException) as ours:
+                tables.update(session, "db.t", {column: value}, None, options)
+            assert ours.value.getCondition() == theirs.value.getCondition()
+            # Spark does not name the table.
+            assert str(ours.value).replace("`db`.`t`", "``") == str(theirs.value)
+    for column, value in TOO_LARGE.items():
+        statement = f"UPDATE {name} SET {column} = {value} WHERE l = 2"
+        with pytest.raises(ArithmeticException):
+            twins.spark.sql(statement)
+        with pytest.raises(ArithmeticException):
+            tables.update(session, "db.t", {column: value}, "l = 2", options)
 
 
 def without_new_ids(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -235,10 +235,12 @@ def update(
     """Update the rows for which ``where`` is true, or all; return how many.
 
     ``set`` has by a column's name its new value: a text is an expression of Spark SQL on the old
-    row, a Column is one too, and any other value is itself. A value that does not fit the column's
-    type fails the job. ``write.update.mode`` and ``write.update.isolation-level`` count. The other
-    arguments and the errors are those of ``delete``; also raises ValueError for a column that the
-    table does not have, or whose type Spark does not have.
+    row, a Column is one too, and any other value is itself. Values are stored by the rules of
+    ``assignments``, which are Spark's: AnalysisException says that a type does not fit, and
+    ArithmeticException that a value is too large. ``write.update.mode`` and
+    ``write.update.isolation-level`` count. The other arguments and the errors are those of
+    ``delete``; also raises ValueError for a column that the table does not have, or whose
+    type Spark does not have.
     """
     target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
     return target.run(update_command(target, set, where), branch)

@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import Column
 from pyspark.sql import functions as sql
-from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
+from pyspark.sql.types import DataType
 
+from .assignments import as_assigned
 from .row_changes import ROW_ID_NAME, ChangedTable, Command, RowChanges
 from .row_tasks import ACTION, FILE, MATCHED, POSITION, REMOVE, WRITE
 
@@ -53,17 +54,16 @@ def update_command(
 
     def actions(frame: Any) -> Any:
         rows = frame if where is None else frame.where(where)
-        values = stored(target, rows, assigned)
-        return rows.select(
+        values = {name: as_column(value) for name, value in assigned.items()}
+        fields = {f.name: f for f in target.schema.fields}
+        frame = rows.select(
             sql.lit(REMOVE | WRITE).alias(ACTION),
             FILE,
             POSITION,
             ROW_ID_NAME,
-            *(
-                values.get(f.name, sql.col(quoted(f.name))).alias(f.name)
-                for f in target.schema.fields
-            ),
+            *(values.get(name, sql.col(quoted(name))).alias(name) for name in fields),
         )
+        return as_assigned(frame, {name: fields[name] for name in assigned}, target.table.name())
 
     return Command("update", actions, target.filter_of(text)[0])
 
@@ -185,7 +185,9 @@ class MergeInto:
             action = action.bitwiseOR(matched)
         rows = chosen.select("*", action.cast("int").alias(ACTION)).where(sql.col(ACTION) != 0)
         located = [self._of_target(name, "bigint", has_target) for name in (FILE, POSITION)]
-        return rows.select(ACTION, *located, *self._new_row(rows, has_target))
+        if all(one.is_delete for one in self._clauses):
+            return rows.select(ACTION, *located)
+        return self._with_new_row(rows, [sql.col(ACTION), *located], has_target)
 
     def _joined(self, frame: Any) -> Any:
         target = frame.alias(TARGET)
@@ -207,22 +209,40 @@ class MergeInto:
         value = sql.col(f"{TARGET}.{quoted(name)}") if has_target else sql.lit(None).cast(kind)
         return value.alias(name)
 
-    def _new_row(self, rows: Any, has_target: bool) -> list[Column]:
-        """Return the row ID and the columns of a new row."""
-        if all(clause.is_delete for clause in self._clauses):
-            return []
-        fields = self._target.schema.fields
-        values = {f.name: self._of_target(f.name, f.dataType, has_target) for f in fields}
+    def _with_new_row(self, rows: Any, others: list[Column], has_target: bool) -> Any:
+        """Return the columns ``others``, the row ID and the columns of a new row."""
+        fields = {f.name: f for f in self._target.schema.fields}
+        kept = [self._of_target(ROW_ID_NAME, "bigint", has_target)]
+        kept += [self._of_target(f.name, f.dataType, has_target) for f in fields.values()]
+        # The assignments of all clauses, each in a column of its own.
+        names: dict[tuple[int, str], str] = {}
+        assigned = []
         for number, clause in enumerate(self._clauses):
-            given = clause.values or {}
-            if clause.all_columns:
-                given = {f.name: sql.col(f"{SOURCE}.{quoted(f.name)}") for f in fields}
-            if clause.kind == "inserted":
-                given = {f.name: sql.lit(self._target.default_of(f.name)) for f in fields} | given
-            for name, value in stored(self._target, rows, given).items():
-                values[name] = sql.when(sql.col(_CLAUSE) == number, value).otherwise(values[name])
-        row_id = self._of_target(ROW_ID_NAME, "bigint", has_target)
-        return [row_id, *(value.alias(name) for name, value in values.items())]
+            for name, value in self._assigned(clause).items():
+                own = names[number, name] = f"{_CLAUSE}_{number}_{name}"
+                # A value of a clause that does not apply is not computed.
+                assigned.append(sql.when(sql.col(_CLAUSE) == number, as_column(value)).alias(own))
+        frame = as_assigned(
+            rows.select(_CLAUSE, *others, *kept, *assigned),
+            {own: fields[name] for (_, name), own in names.items()},
+            self._target.table.name(),
+        )
+        values = {name: sql.col(quoted(name)) for name in fields}
+        for (number, name), own in names.items():
+            chosen = sql.when(sql.col(_CLAUSE) == number, sql.col(quoted(own)))
+            values[name] = chosen.otherwise(values[name])
+        new = [value.alias(name) for name, value in values.items()]
+        return frame.select(ACTION, FILE, POSITION, ROW_ID_NAME, *new)
+
+    def _assigned(self, clause: _Clause) -> dict[str, Any]:
+        """Return the values that a clause assigns, by the table's names of columns."""
+        names = [f.name for f in self._target.schema.fields]
+        given = clause.values or {}
+        if clause.all_columns:
+            given = {name: sql.col(f"{SOURCE}.{quoted(name)}") for name in names}
+        if clause.kind == "inserted":
+            given = {name: sql.lit(self._target.default_of(name)) for name in names} | given
+        return given
 
 
 class _When:
@@ -294,32 +314,6 @@ def named(target: ChangedTable, assignments: Assignments) -> dict[str, Any]:
             f"the table has no column {min(unknown)!r}: set one of {', '.join(sorted(columns))}"
         )
     return own
-
-
-def stored(target: ChangedTable, rows: Any, assigned: Assignments) -> dict[str, Column]:
-    """Return assigned values in the types of the table's columns. A value that does not fit fails
-    the job, whatever ``spark.sql.ansi.enabled`` says. Raises AnalysisException."""
-    if not assigned:
-        return {}
-    wanted = {field.name: field.dataType for field in target.schema.fields}
-    values = {name: as_column(value) for name, value in assigned.items()}
-    kinds = rows.select(*(value.alias(name) for name, value in values.items())).schema
-    return {
-        name: _fitting(values[name], kinds[name].dataType, wanted[name], name) for name in values
-    }
-
-
-def _fitting(value: Column, kind: DataType, wanted: DataType, name: str) -> Column:
-    if isinstance(wanted, ArrayType | MapType | StructType) or isinstance(kind, NullType):
-        return value.cast(wanted)
-    if kind == wanted:
-        return value
-    cast = value.try_cast(wanted)
-    reason = (
-        f"a value of type {kind.simpleString()} does not fit the column {name!r} of type "
-        f"{wanted.simpleString()}: nothing was committed. Correct the value or cast it"
-    )
-    return sql.when(value.isNull() | cast.isNotNull(), cast).otherwise(sql.raise_error(reason))
 
 
 def checked_on(on: str | Column | Iterable[str]) -> Any:

@@ -427,10 +427,10 @@ def _gather(packed: Mapping[int, bytes], parts: list[TablePartition], found: Pos
 def _several_matches() -> SparkRuntimeException:
     # Spark's words and condition. Its own exception is made in the JVM.
     return SparkRuntimeException(
-        f"[{_CARDINALITY}] The ON search condition of the MERGE statement matched a single row "
-        "from the target table with multiple rows of the source table. This could result in the "
-        "target row being operated on more than once with an update or delete operation and is "
-        "not allowed. SQLSTATE: 23K01",
+        "The ON search condition of the MERGE statement matched a single row from the target table "
+        "with multiple rows of the source table. This could result in the target row being "
+        "operated on more than once with an update or delete operation and is not allowed. "
+        "SQLSTATE: 23K01",
         errorClass=_CARDINALITY,
         messageParameters={},
     )
