@@ -401,7 +401,8 @@ def test_the_export_has_the_form_of_iceberg_verification(tmp_path: Path) -> None
     export = _program("export")
     export.main(tmp_path)
     paths = sorted(tmp_path.glob("table-spec/encryption/*/cases.json"))
-    assert [path.parent.name for path in paths] == ["key-envelope", "key-metadata", "stream"]
+    surfaces = ["key-envelope", "key-metadata", "stream", "tables"]
+    assert [path.parent.name for path in paths] == surfaces
     cases = [case for path in paths for case in json.loads(path.read_text())["cases"]]
     assert len({case["id"] for case in cases}) == len(cases) > 700
     allowed = {"id", "valid", "input", "decoded", "canonical", "clause", "spec_ref"}

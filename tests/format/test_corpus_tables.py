@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ags1.errors import MissingFileLengthError
+from ags1.errors import Ags1Error, MissingFileLengthError
 from ags1.iceberg import open_table
 from ags1.kms.memory import KeysInPropertiesWarning, MemoryKms
 
@@ -22,8 +24,8 @@ INDEX = json.loads((FOLDER / "index.json").read_text())
 CASES = GROUP["tests"]
 
 
-def _generator() -> Any:
-    spec = importlib.util.spec_from_file_location("corpus_tables", CORPUS / "generate_tables.py")
+def _program(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"corpus_{name}", CORPUS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -39,34 +41,32 @@ def kms() -> MemoryKms:
         return MemoryKms(keys)
 
 
-def _rows(case: dict[str, Any], kms: MemoryKms, **more: Any) -> list[dict[str, Any]]:
-    table = open_table(
-        str(FOLDER / case["metadata"]),
-        kms,
-        {case["location"]: str(FOLDER / case["name"])},
-        expected_key_id=case["expectedKeyId"],
-        **more,
-    )
+def _rows(
+    metadata: Path, places: dict[str, str], key_id: str, kms: MemoryKms, **more: Any
+) -> list[dict[str, Any]]:
+    table = open_table(str(metadata), kms, places, expected_key_id=key_id, **more)
     return sorted(table.scan().to_arrow().to_pylist(), key=lambda row: row["id"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_each_table_has_its_rows_or_its_error(case: dict[str, Any], kms: MemoryKms) -> None:
     rows = error = None
+    places = {case["location"]: str(FOLDER / case["name"])}
+    read = functools.partial(_rows, FOLDER / case["metadata"], places, case["expectedKeyId"], kms)
     try:
-        rows = _rows(case, kms)
+        rows = read()
     except Exception as raised:
         error = type(raised).__name__
     assert error == case["error"]
     if error == MissingFileLengthError.__name__:
-        rows = _rows(case, kms, trust_file_size=True)
+        rows = read(trust_file_size=True)
     if rows is not None:
         expected = (FOLDER / case["rows"]).read_text().splitlines()
         assert rows == [json.loads(line) for line in expected]
 
 
 def test_the_generator_makes_the_tampered_tables_again() -> None:
-    made = _generator().generate()
+    made = _program("generate_tables").generate()
     tampered = {case["name"] for case in CASES if case["madeFrom"]}
     committed = {
         path.relative_to(FOLDER).as_posix(): path.read_bytes()
@@ -100,3 +100,38 @@ def test_the_tables_are_small() -> None:
     }
     assert max(sizes.values()) < 100_000
     assert sum(sizes.values()) < 1_000_000
+
+
+def test_the_export_has_reference_tables(kms: MemoryKms, tmp_path: Path) -> None:
+    cases = _program("export").export_tables(tmp_path)["cases"]
+    tables = {
+        one["name"]: one for one in json.loads((tmp_path / "index.json").read_text())["tables"]
+    }
+    fields = {"name", "format-version", "written-by", "data-file-format", "metadata", "description"}
+    assert sorted(tables) == sorted(case["input"]["table"] for case in cases)
+    assert len(tables) == len([case for case in CASES if case["result"] != "acceptable"])
+    for name, table in tables.items():
+        assert table.keys() == fields | {"location"}
+        assert name.startswith("v3/")
+        assert name.endswith(f"-{table['data-file-format']}-data") == bool(
+            table["data-file-format"]
+        )
+    for case in cases:
+        name, key_id = case["input"]["table"], case["input"]["encryption.key-id"]
+        metadata = tmp_path / tables[name]["metadata"]
+        places = {tables[name]["location"]: str(tmp_path / name)}
+        if case["valid"]:
+            rows = _rows(metadata, places, key_id, kms)
+            assert [row | {"id": str(row["id"])} for row in rows] == case["decoded"]
+        else:
+            with pytest.raises(Ags1Error):
+                _rows(metadata, places, key_id, kms)
+
+
+def test_the_document_names_tables_that_are_there() -> None:
+    text = (CORPUS.parents[2] / "docs/format.md").read_text()
+    section = text.partition("## What a reader of tables checks")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[4])}
+    assert len(named) > 5
+    assert named <= {case["name"] for case in CASES}

@@ -116,9 +116,14 @@ def main() -> int:
 
 
 def digests() -> dict[str, str]:
-    """Return the SHA-256 of each file of cases, by its name."""
+    """Return the SHA-256 of each file of cases by its name, and one of all files of tables."""
     files = sorted(CORPUS.glob("*_test.json"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    tables = hashlib.sha256()
+    for path in sorted(path for path in (CORPUS / "tables").rglob("*") if path.is_file()):
+        tables.update(f"{path.relative_to(CORPUS)} {path.stat().st_size}\n".encode())
+        tables.update(path.read_bytes())
+    return found | {"tables": tables.hexdigest()}
 
 
 def _counts(results: Iterable[Result]) -> dict[str, dict[str, int]]:

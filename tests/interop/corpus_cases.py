@@ -16,9 +16,9 @@ _MANNERS = ("PartialPlaintext", "NoFileLength", "NonDefaultBlockSize")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case. ``kind`` is stream, key metadata or envelope; ``given`` is what an implementation
-    is handed, and ``expected`` what it must return, by name, if it accepts. ``result`` is valid,
-    invalid or acceptable."""
+    """One case. ``kind`` is stream, key metadata, envelope or table; ``given`` is what an
+    implementation is handed, and ``expected`` what it must return, by name, if it accepts.
+    ``result`` is valid, invalid or acceptable."""
 
     number: int
     comment: str
@@ -37,7 +37,7 @@ class Case:
 
 def cases() -> list[Case]:
     """Return all cases."""
-    return [*_streams(), *_key_metadata(), *_envelopes()]
+    return [*_streams(), *_key_metadata(), *_envelopes(), *_tables()]
 
 
 def _tests(name: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -84,3 +84,19 @@ def _envelopes() -> Iterator[Case]:
             "key_id": test["keyId"],
         }
         yield _case("envelope", test, given, {"key_metadata": test["msg"]})
+
+
+def _tables() -> Iterator[Case]:
+    for group, test in _tests("tables/index.json"):
+        given = {
+            "name": test["name"],
+            "location": test["location"],
+            "metadata": test["metadata"],
+            "table_key_id": test["expectedKeyId"],
+            "master_keys": group["masterKeys"],
+            "fault_in": test["faultIn"],
+            "trust_file_size": "NoFileLength" in test["flags"],
+        }
+        lines = (CORPUS / "tables" / test["rows"]).read_text() if test["rows"] else ""
+        rows = [json.loads(line) for line in lines.splitlines()]
+        yield _case("table", test, given, {"rows": rows})

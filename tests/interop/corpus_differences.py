@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .corpus_cases import Case
+from .corpus_table_differences import table_explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,8 @@ _KNOWN = (
 
 def explanation(name: str, case: Case, outcome: str) -> str:
     """Return why the implementation ``name`` differs on a case; empty if nobody knows yet."""
+    if case.kind == "table":
+        return table_explanation(name, case.flags, outcome)
     for known in _KNOWN:
         is_of_case = known.kind in ("", case.kind) and known.flags & set(case.flags)
         if (known.name, known.outcome) == (name, outcome) and is_of_case:

@@ -1,8 +1,8 @@
-"""The implementations that run the corpus, each behind the same three functions.
+"""The implementations that run the corpus, each behind the same four functions.
 
 A function gets what a case gives, and returns the values to compare by their names: ``sha256`` of a
 plaintext; ``key``, ``aad_prefix`` and ``file_length`` of key metadata; ``key_metadata`` of an
-envelope. Bytes are in hex.
+envelope; ``rows`` of a table, in the order of ``id``. Bytes are in hex.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ags1.kms import from_properties
 
 from . import rust
 from .corpus_cases import CORPUS, Case
+from .corpus_table_readers import TablesOfSpark, at_its_location, read_by_ags1
 from .jars import COORDINATES
 from .java import Java, JavaError
 
@@ -73,6 +74,7 @@ class Implementation:
             "stream": self.stream,
             "key metadata": self.key_metadata,
             "envelope": self.envelope,
+            "table": self.table,
         }
         return functions[case.kind](case.given)
 
@@ -84,6 +86,9 @@ class Implementation:
 
     def envelope(self, given: Given) -> Mapping[str, Any]:
         raise UnsupportedError
+
+    def table(self, given: Given) -> Mapping[str, Any]:
+        raise UnsupportedError("it reads no tables")
 
 
 class Ags1(Implementation):
@@ -126,6 +131,12 @@ class Ags1(Implementation):
                 kms = from_properties(properties)
             manager = EncryptionManager(kms, given["table_key_id"], keys)
             return {"key_metadata": manager.manifest_list_key(given["key_id"]).to_bytes().hex()}
+        except Ags1Error as error:
+            raise RefusedError(str(error)) from error
+
+    def table(self, given: Given) -> Mapping[str, Any]:
+        try:
+            return {"rows": read_by_ags1(given)}
         except Ags1Error as error:
             raise RefusedError(str(error)) from error
 
@@ -208,13 +219,17 @@ class IcebergJava(_Served):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self._folder = folder
         self._java = _available(lambda: Java(folder / "stderr.txt"))
+        self._tables: TablesOfSpark | None = None
 
     def version(self) -> str:
         return "Iceberg " + COORDINATES["spark-runtime"].rpartition(":")[2]
 
     def close(self) -> None:
         self._java.close()
+        if self._tables:
+            self._tables.close()
 
     def ask(self, function: str, **arguments: Any) -> Any:
         method = f"org.apache.iceberg.encryption.CorpusCases.{self._CALLS[function]}"
@@ -237,6 +252,14 @@ class IcebergJava(_Served):
         data = opened[given["key_id"]]
         self.key_metadata({"bytes": data})  # Java parses it when it opens the manifest list
         return {"key_metadata": data}
+
+    def table(self, given: Given) -> Mapping[str, Any]:
+        if self._tables is None:
+            self._tables = TablesOfSpark(self._folder)
+        try:
+            return {"rows": self._tables.read(given)}
+        except JavaError as error:
+            raise RefusedError(str(error)) from error
 
 
 class IcebergRust(_Served):
@@ -264,6 +287,19 @@ class IcebergRust(_Served):
     def envelope(self, given: Given) -> Mapping[str, Any]:
         named = {name: given[name] for name in ("keys", "table_key_id", "key_id", "master_keys")}
         return {"key_metadata": self._asked("open_envelope", **named)}
+
+    def table(self, given: Given) -> Mapping[str, Any]:
+        """Plan a scan, which opens all but the data and delete files. Those cannot be read."""
+        with at_its_location(given) as metadata:
+            named = {"metadata": str(metadata), "master_keys": given["master_keys"]}
+            planned = self._asked("plan_table", **named)
+            if not planned:
+                return {"rows": []}
+            if given["fault_in"] in ("metadata", "manifest list", "manifest"):
+                return {"rows": None}
+            with contextlib.suppress(RefusedError):
+                return {"rows": self._asked("count_rows", **named)}
+        raise UnsupportedError("it plans the scan, and cannot read the files")
 
 
 class PyIceberg(Implementation):

@@ -11,13 +11,11 @@ out of these.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,14 +28,12 @@ from ags1.keys.manager import EncryptionManager, now_ms
 
 from . import rust
 from .corpus_cases import CORPUS
-from .jars import cache_folder
+from .corpus_place import PLACE, in_place
 from .java_tables import JavaTables
 from .spark import SparkTables
 from .tables import current_snapshot, manager_of, with_keys, write_metadata
 
 TABLES = CORPUS / "tables"
-PLACE = Path("/tmp/ags1-fixtures")
-"""Where the metadata of all tables says that they are."""
 
 Row = Mapping[str, Any]
 
@@ -45,19 +41,6 @@ Row = Mapping[str, Any]
 def aged_ms() -> int:
     """Return a time that is longer ago than the 730 days for which a KEK wraps new keys."""
     return now_ms() - 800 * 24 * 3_600_000
-
-
-@contextlib.contextmanager
-def in_place() -> Iterator[Path]:
-    """Have ``PLACE`` as an empty folder, one process at a time. Raises FileExistsError."""
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / "corpus-tables.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        PLACE.mkdir()
-        try:
-            yield PLACE
-        finally:
-            shutil.rmtree(PLACE)
 
 
 def keep(name: str, rows: Sequence[Row]) -> None:

@@ -139,24 +139,37 @@ class SparkTables:
         """Return the parameters that the metastore keeps of a table."""
         return dict(self._hive(lambda client: _load(client, table).getParameters()))
 
+    def set_parameters(self, table: str, parameters: Mapping[str, str | None]) -> None:
+        """Set parameters that the metastore keeps of a table; None removes one."""
+
+        def alter(client: Any) -> None:
+            loaded = _load(client, table)
+            for name, value in parameters.items():
+                if value is None:
+                    loaded.getParameters().remove(name)
+                else:
+                    loaded.getParameters().put(name, value)
+            client.alter_table(loaded.getDbName(), loaded.getTableName(), loaded)
+
+        self._hive(alter)
+
+    def forget(self, table: str) -> None:
+        """Take a table out of the metastore, and leave its files as they are."""
+        _, database, name = table.split(".")
+        self._hive(lambda client: client.dropTable(database, name, False, False))
+
     def commit(self, table: str, metadata_file: Path, **parameters: str) -> None:
         """Point the metastore to another metadata.json with its hash, as a Hive commit does.
 
         ``parameters`` are set too. Java's check of the hash passes when the file has Java's form.
         """
         data = metadata_file.read_bytes()
-
-        def alter(client: Any) -> None:
-            loaded = _load(client, table)
-            values = loaded.getParameters()
-            values.put("previous_metadata_location", values.get("metadata_location"))
-            values.put("metadata_location", f"file:{metadata_file}")
-            values.put("metadata_hash", base64.b64encode(hashlib.sha256(data).digest()).decode())
-            for name, value in parameters.items():
-                values.put(name, value)
-            client.alter_table(loaded.getDbName(), loaded.getTableName(), loaded)
-
-        self._hive(alter)
+        committed = {
+            "previous_metadata_location": self.parameters(table).get("metadata_location"),
+            "metadata_location": f"file:{metadata_file}",
+            "metadata_hash": base64.b64encode(hashlib.sha256(data).digest()).decode(),
+        }
+        self.set_parameters(table, committed | parameters)
 
     def stop(self) -> None:
         """Stop Spark and end its JVM."""

@@ -3,12 +3,15 @@
 Its ``cases.json`` has for each case an ID, whether it is valid, its input and what it decodes to.
 Bytes are upper-case hex, and 64-bit integers are strings. That form has no third result, so
 ``acceptable`` cases are left out, which nobody has to accept. Files are not compressed there, so
-streams above ``MAX_SIZE`` bytes are left out, too.
+streams above ``MAX_SIZE`` bytes are left out, too. Tables go to ``reference-tables``. Their index
+has one more field than that form, ``location``, because a changed table has the location of the
+table that it was made from.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -82,11 +85,48 @@ def export(surface: str) -> dict[str, Any]:
     return {"cases": cases}
 
 
+def export_tables(target: Path) -> dict[str, Any]:
+    """Copy the tables, and write their index; return the ``cases.json``."""
+    index = json.loads((FOLDER / "tables/index.json").read_text())
+    (group,) = index["testGroups"]
+    masters = {name: upper(key) for name, key in group["masterKeys"].items()}
+    tables, cases = [], []
+    for case in group["tests"]:
+        if case["result"] == "acceptable":
+            continue
+        kind = case["dataFileFormat"]
+        name = "v3/encrypted-" + case["name"].replace("_", "-")
+        name = f"{name.removesuffix(f'-{kind}')}-{kind}-data" if kind else name
+        source = FOLDER / "tables" / case["name"]
+        leave_out = shutil.ignore_patterns("expected.jsonl")
+        shutil.copytree(source, target / name, ignore=leave_out, dirs_exist_ok=True)
+        writer = case["writer"]
+        made = f"{case['madeFrom']}, changed: " if case["madeFrom"] else ""
+        table = {"name": name, "format-version": 3}
+        table |= {"written-by": f"{writer['name']}, {writer['version']}", "data-file-format": kind}
+        metadata = case["metadata"].partition("/")[2]
+        table |= {"metadata": f"{name}/{metadata}", "location": case["location"]}
+        tables.append(table | {"description": made + case["comment"]})
+        one = {"id": f"table-{case['tcId']}", "valid": case["result"] == "valid"}
+        given = {"table": name, "encryption.key-id": case["expectedKeyId"], "master-keys": masters}
+        one |= {"input": given}
+        if case["rows"]:
+            lines = (FOLDER / "tables" / case["rows"]).read_text().splitlines()
+            one |= {"decoded": [row | {"id": str(row["id"])} for row in map(json.loads, lines)]}
+        flags = ", ".join(case["flags"])
+        about = f"Table encryption: {made}{case['comment']}" + (f" ({flags})" if flags else "")
+        cases.append(one | {"clause": about, "spec_ref": SPEC + "spec/#encryption-keys"})
+    (target / "index.json").write_text(json.dumps({"tables": tables}, indent=2) + "\n")
+    return {"cases": cases}
+
+
 def main(target: Path) -> None:
-    for surface in SURFACES:
+    tables = export_tables(target / "reference-tables")
+    exported = {surface: export(surface) for surface in SURFACES} | {"tables": tables}
+    for surface, document in exported.items():
         path = target / "table-spec/encryption" / surface.replace("_", "-") / "cases.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(export(surface), indent=2) + "\n")
+        path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

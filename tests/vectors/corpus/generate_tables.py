@@ -456,16 +456,32 @@ ACCEPTABLE = (
 NOT_ENCRYPTED, INTEGRITY = "NotEncryptedError", "MetadataIntegrityError"
 TRUNCATED, AUTHENTICATION = "TruncatedError", "AuthenticationError"
 
-# The valid table, what is done to it, a comment, the flag and the class of the error. Without an
-# error, the table is acceptable. The name of the function is the name of the new table.
-TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str | None], ...] = (
-    ("ags1_avro", plain_data_file, "a plaintext Avro file", "PlainDataFile", None),
-    ("ags1_avro", stripped, "all files decrypted, and no key named", "Stripped", NOT_ENCRYPTED),
-    ("java_256_bit_keys", key_id_removed, "encryption.key-id removed", "Stripped", NOT_ENCRYPTED),
-    ("ags1_parquet", other_key_id, "keyB instead of keyA", "WrongKeyId", INTEGRITY),
+# The valid table, what is done to it, the kind of file that has the fault, a comment, the flag and
+# the class of the error. Without an error, the table is acceptable. The new table has the name of
+# the function.
+TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str, str | None], ...] = (
+    ("ags1_avro", plain_data_file, "data file", "a plaintext Avro file", "PlainDataFile", None),
+    (
+        "ags1_avro",
+        stripped,
+        "metadata",
+        "all files decrypted, and no key named",
+        "Stripped",
+        NOT_ENCRYPTED,
+    ),
+    (
+        "java_256_bit_keys",
+        key_id_removed,
+        "metadata",
+        "encryption.key-id removed",
+        "Stripped",
+        NOT_ENCRYPTED,
+    ),
+    ("ags1_parquet", other_key_id, "metadata", "keyB instead of keyA", "WrongKeyId", INTEGRITY),
     (
         "ags1_parquet",
         unknown_master_key,
+        "metadata",
         "keyC, in the catalog too",
         "UnknownMasterKey",
         "KmsKeyNotFoundError",
@@ -473,15 +489,31 @@ TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str | None], ...] 
     (
         "java_256_bit_keys",
         kek_of_other_master_key,
+        "metadata",
         "the KEK wrapped by keyB",
         "WrongMasterKey",
         "KmsUnwrapError",
     ),
-    ("java_256_bit_keys", kek_timestamp, "the KEK is 1 ms younger", "ChangedKek", AUTHENTICATION),
-    ("java_256_bit_keys", missing_key, "no entry of the key-id", "MissingKey", "KeyMetadataError"),
+    (
+        "java_256_bit_keys",
+        kek_timestamp,
+        "metadata",
+        "the KEK is 1 ms younger",
+        "ChangedKek",
+        AUTHENTICATION,
+    ),
+    (
+        "java_256_bit_keys",
+        missing_key,
+        "metadata",
+        "no entry of the key-id",
+        "MissingKey",
+        "KeyMetadataError",
+    ),
     (
         "ags1_parquet",
         plain_manifest_list,
+        "manifest list",
         "the list decrypted, and no key-id",
         "PlainManifestList",
         NOT_ENCRYPTED,
@@ -489,6 +521,7 @@ TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str | None], ...] 
     (
         "java_parquet",
         older_manifest_list,
+        "metadata",
         "the parent's list and key-id",
         "OldSnapshot",
         INTEGRITY,
@@ -496,41 +529,88 @@ TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str | None], ...] 
     (
         "ags1_parquet",
         forged_manifest_list,
+        "manifest list",
         "the list under another key",
         "Exchanged",
         AUTHENTICATION,
     ),
-    ("java_256_bit_keys", cut_manifest_list, "a byte less", "Truncation", TRUNCATED),
-    ("java_256_bit_keys", longer_manifest_list, "a byte more", "TrailingData", "FormatError"),
+    (
+        "java_256_bit_keys",
+        cut_manifest_list,
+        "manifest list",
+        "a byte less",
+        "Truncation",
+        TRUNCATED,
+    ),
+    (
+        "java_256_bit_keys",
+        longer_manifest_list,
+        "manifest list",
+        "a byte more",
+        "TrailingData",
+        "FormatError",
+    ),
     (
         "ags1_avro",
         forged_plain_manifest,
+        "manifest",
         "a plaintext manifest that names another file",
         "PlainManifest",
         NOT_ENCRYPTED,
     ),
-    ("ags1_avro", cut_manifest, "a byte less", "Truncation", TRUNCATED),
+    ("ags1_avro", cut_manifest, "manifest", "a byte less", "Truncation", TRUNCATED),
     (
         "java_avro",
         forged_manifest,
+        "manifest",
         "the manifest under another key",
         "Exchanged",
         AUTHENTICATION,
     ),
-    ("java_256_bit_keys", cut_data_file, "a byte less of a Parquet file", "Truncation", TRUNCATED),
-    ("java_avro", cut_to_the_header, "an Avro file without its block", "Truncation", TRUNCATED),
+    (
+        "java_256_bit_keys",
+        cut_data_file,
+        "data file",
+        "a byte less of a Parquet file",
+        "Truncation",
+        TRUNCATED,
+    ),
+    (
+        "java_avro",
+        cut_to_the_header,
+        "data file",
+        "an Avro file without its block",
+        "Truncation",
+        TRUNCATED,
+    ),
     (
         "ags1_parquet",
         data_files_exchanged,
+        "data file",
         "two Parquet files exchanged",
         "Exchanged",
         AUTHENTICATION,
     ),
-    ("ags1_avro", changed_data_file, "a bit of an Avro file", "ChangedFile", AUTHENTICATION),
-    ("ags1_deletion_vectors", cut_deletion_vector, "a byte less", "Truncation", TRUNCATED),
+    (
+        "ags1_avro",
+        changed_data_file,
+        "data file",
+        "a bit of an Avro file",
+        "ChangedFile",
+        AUTHENTICATION,
+    ),
+    (
+        "ags1_deletion_vectors",
+        cut_deletion_vector,
+        "delete file",
+        "a byte less",
+        "Truncation",
+        TRUNCATED,
+    ),
     (
         "ags1_deletion_vectors",
         changed_deletion_vector,
+        "delete file",
         "a bit of a deletion vector",
         "ChangedFile",
         AUTHENTICATION,
@@ -538,6 +618,7 @@ TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str | None], ...] 
     (
         "java_equality_deletes",
         changed_equality_delete,
+        "delete file",
         "a bit of an equality delete",
         "ChangedFile",
         AUTHENTICATION,
@@ -550,6 +631,8 @@ def test(number: int, name: str, writer: str, comment: str, **more: Any) -> dict
     base = more["madeFrom"] or name
     (metadata,) = (TABLES / base).glob("metadata/*.metadata.json")
     is_invalid = more["result"] == "invalid"
+    found = {path.suffix[1:] for path in (TABLES / base).glob("data/**/*.*")}
+    formats = [kind for kind in ("parquet", "avro") if kind in found]
     return {
         "tcId": number,
         "comment": comment,
@@ -558,7 +641,9 @@ def test(number: int, name: str, writer: str, comment: str, **more: Any) -> dict
         "madeFrom": more["madeFrom"],
         "location": json.loads(metadata.read_bytes())["location"],
         "metadata": f"{name}/metadata/{metadata.name}",
+        "dataFileFormat": formats[0] if formats else None,
         "expectedKeyId": more.get("key_id", "keyA"),
+        "faultIn": more.get("fault"),
         "rows": None if is_invalid else f"{base}/expected.jsonl",
         "result": more["result"],
         "error": more.get("error"),
@@ -576,12 +661,13 @@ def generate() -> dict[str, bytes]:
     for name, writer, comment, flag, error in ACCEPTABLE:
         more = {"madeFrom": None, "result": "acceptable", "flags": [flag], "error": error}
         tests.append(test(len(tests) + 1, name, writer, comment, **more))
-    for base, change, comment, flag, error in TAMPERED:
+    for base, change, fault, comment, flag, error in TAMPERED:
         name = change.__name__
         table = Table(base, name)
         change(table)
         files |= {f"{name}/{path}": data for path, data in table.stored().items()}
-        more = {"madeFrom": base, "result": "invalid", "flags": [flag], "error": error}
+        more = {"madeFrom": base, "fault": fault, "result": "invalid", "flags": [flag]}
+        more["error"] = error
         if error is None:
             more["result"] = "acceptable"
         if change is unknown_master_key:
