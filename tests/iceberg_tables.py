@@ -13,6 +13,7 @@ from ags1.iceberg import EncryptedTable, open_table
 from ags1.kms import KmsClient, from_properties
 
 TABLES = Path(__file__).parent / "tables"
+CORPUS_TABLES = TABLES.parent / "vectors" / "corpus" / "tables"
 # Those whose data files are here too.
 READABLE = ["empty", "mor_dv", "parquet_plain", "stats"]
 JAVA_LOCATION = "file:/tmp/ags1-fixtures"  # where Java wrote them

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exposing import rewrite_manifests_as_java_1_11
-from iceberg_tables import TABLES, by_id, open_fixture
+from iceberg_tables import CORPUS_TABLES, by_id, open_fixture
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation
@@ -311,7 +311,7 @@ def test_nothing_else_reads_plaintext_manifests(catalog: EncryptedCatalog) -> No
 
 
 def test_the_table_that_java_1_11_left(catalog: EncryptedCatalog, tmp_path: Path) -> None:
-    written = TABLES / "java_1_11" / "exposed"
+    written = CORPUS_TABLES / "java_plain_manifest"
     shutil.copytree(written, tmp_path / "exposed")
     moved = open_fixture("exposed", tmp_path)
     result = verify_table(moved)

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from iceberg_tables import JAVA_LOCATION, TABLES, memory_kms
+from iceberg_tables import CORPUS_TABLES, JAVA_LOCATION, memory_kms
 
 from ags1.errors import AuthenticationError, MissingFileLengthError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.operations.verify.findings import Severity
 
-FIXTURES = TABLES.parent / "vectors" / "corpus" / "tables"
 
-
-def opened(folder: Path = FIXTURES, **more: Any) -> EncryptedTable:
+def opened(folder: Path = CORPUS_TABLES, **more: Any) -> EncryptedTable:
     (metadata,) = (folder / "iceberg_rust" / "metadata").glob("*.metadata.json")
     table = open_table(str(metadata), memory_kms(), {JAVA_LOCATION: str(folder)}, **more)
     assert isinstance(table, EncryptedTable)
@@ -36,7 +34,7 @@ def test_the_error_names_the_cause_and_the_way_to_read_it() -> None:
 
 
 def test_the_rows_are_read_where_the_size_of_the_files_is_trusted() -> None:
-    expected = (FIXTURES / "iceberg_rust" / "expected.jsonl").read_text().splitlines()
+    expected = (CORPUS_TABLES / "iceberg_rust" / "expected.jsonl").read_text().splitlines()
     table = opened(trust_file_size=True)
     assert table.scan().to_arrow().to_pylist() == [json.loads(line) for line in expected]
     assert table.refresh().scan(row_filter="id > 2").to_arrow()["id"].to_pylist() == [3, 4]
@@ -52,7 +50,7 @@ def test_it_cannot_be_written() -> None:
 
 
 def test_what_is_cut_within_a_block_is_still_refused(tmp_path: Path) -> None:
-    shutil.copytree(FIXTURES / "iceberg_rust", tmp_path / "iceberg_rust")
+    shutil.copytree(CORPUS_TABLES / "iceberg_rust", tmp_path / "iceberg_rust")
     manifest = tmp_path / "iceberg_rust" / "metadata" / "m0.avro"
     manifest.write_bytes(manifest.read_bytes()[:-1])
     with pytest.raises(AuthenticationError):
