@@ -30,6 +30,7 @@ from .corpus_cases import CORPUS, Case
 from .corpus_table_readers import TablesOfSpark, at_its_location, read_by_ags1
 from .jars import COORDINATES
 from .java import Java, JavaError
+from .spark import SparkTables
 
 _found = importlib.util.spec_from_file_location("ags1_corpus_spec", CORPUS / "spec.py")
 assert _found is not None
@@ -221,6 +222,7 @@ class IcebergJava(_Served):
         super().__init__(folder)
         self._folder = folder
         self._java = _available(lambda: Java(folder / "stderr.txt"))
+        self._own_spark: SparkTables | None = None
         self._tables: TablesOfSpark | None = None
 
     def version(self) -> str:
@@ -230,6 +232,8 @@ class IcebergJava(_Served):
         self._java.close()
         if self._tables:
             self._tables.close()
+        if self._own_spark:
+            self._own_spark.stop()
 
     def ask(self, function: str, **arguments: Any) -> Any:
         method = f"org.apache.iceberg.encryption.CorpusCases.{self._CALLS[function]}"
@@ -253,9 +257,15 @@ class IcebergJava(_Served):
         self.key_metadata({"bytes": data})  # Java parses it when it opens the manifest list
         return {"key_metadata": data}
 
+    def use(self, spark: SparkTables) -> None:
+        """Read tables in this session, and not in one of its own."""
+        self._tables = TablesOfSpark(spark)
+
     def table(self, given: Given) -> Mapping[str, Any]:
         if self._tables is None:
-            self._tables = TablesOfSpark(self._folder)
+            self._own_spark = _available(lambda: SparkTables(self._folder))
+            self.use(self._own_spark)
+        assert self._tables is not None
         try:
             return {"rows": self._tables.read(given)}
         except JavaError as error:

@@ -52,16 +52,13 @@ def at_its_location(given: Given) -> Iterator[Path]:
 
 
 class TablesOfSpark:
-    """Spark with Iceberg's runtime, in the session that there is, or in one of its own."""
+    """The tables in a Spark session with Iceberg's runtime, until ``close``."""
 
     # It finds the equality deletes of a file by the file's path, which several tables have.
     _CACHE = "spark.sql.iceberg.executor-cache.enabled"
 
-    def __init__(self, folder: Path) -> None:
-        from pyspark import SparkContext
-
-        self._is_own = SparkContext._active_spark_context is None
-        self._spark = SparkTables(folder)
+    def __init__(self, spark: SparkTables) -> None:
+        self._spark = spark
         self._cached = self._spark.session.conf.get(self._CACHE, "true")
         self._spark.session.conf.set(self._CACHE, "false")
         self._spark.session.sparkContext.setLogLevel("OFF")  # what it refuses is a result
@@ -88,7 +85,6 @@ class TablesOfSpark:
         return in_order(rows.to_pylist())
 
     def close(self) -> None:
+        """Leave the session as it was."""
         self._spark.session.sparkContext.setLogLevel("ERROR")
         self._spark.session.conf.set(self._CACHE, self._cached)
-        if self._is_own:
-            self._spark.stop()

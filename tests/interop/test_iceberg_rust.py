@@ -23,6 +23,7 @@ from . import corpus
 from .corpus_cases import CORPUS, cases
 from .corpus_implementations import (
     IMPLEMENTATIONS,
+    IcebergJava,
     IcebergRust,
     Implementation,
     UnavailableError,
@@ -139,7 +140,7 @@ def test_a_table_of_rust_is_read_here(rust: Rust, tmp_path: Path) -> None:
     ],
 )
 def test_the_committed_results_are_those_of_today(
-    make: type[Implementation], tmp_path: Path
+    make: type[Implementation], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     committed = json.loads((CORPUS / "results.json").read_text())
     assert committed["cases"] == corpus.digests(), "run `make corpus` again"
@@ -147,6 +148,8 @@ def test_the_committed_results_are_those_of_today(
         implementation = make(tmp_path)
     except UnavailableError as error:
         pytest.skip(str(error))
+    if isinstance(implementation, IcebergJava):
+        implementation.use(request.getfixturevalue("spark"))
     try:
         results = list(corpus.run(implementation, cases()))
     finally:
