@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ags1.errors import Ags1Error, MissingFileLengthError
+from ags1.errors import Ags1Error, MissingFileLengthError, NotEncryptedError
 from ags1.iceberg import open_table
 from ags1.kms.memory import KeysInPropertiesWarning, MemoryKms
 
@@ -128,10 +128,29 @@ def test_the_export_has_reference_tables(kms: MemoryKms, tmp_path: Path) -> None
                 _rows(metadata, places, key_id, kms)
 
 
-def test_the_document_names_tables_that_are_there() -> None:
+def test_plaintext_rows_are_refused_where_encryption_is_required(kms: MemoryKms) -> None:
+    (case,) = (case for case in CASES if case["name"] == "plain_data_file")
+    places = {case["location"]: str(FOLDER / case["name"])}
+    with pytest.raises(NotEncryptedError):
+        _rows(FOLDER / case["metadata"], places, "keyA", kms, require_encrypted=True)
+
+
+def test_the_document_says_what_becomes_of_the_tables() -> None:
     text = (CORPUS.parents[2] / "docs/format.md").read_text()
     section = text.partition("## What a reader of tables checks")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[4])}
-    assert len(named) > 5
-    assert named <= {case["name"] for case in CASES}
+    results = json.loads((CORPUS / "results.json").read_text())["implementations"]
+    read_by_java = {
+        number
+        for one in results["Java"]["differences"]
+        if (one["kind"], one["outcome"], one["what"]) == ("table", "fail", "accepted")
+        for number in one["cases"]
+    }
+    named = set()
+    for row in [line.split("|") for line in section.splitlines() if line.startswith("| ")][1:]:
+        for name in re.findall(r"`(\w+)`", row[4]):
+            (case,) = (case for case in CASES if case["name"] == name)
+            is_read = case["result"] != "invalid" or case["tcId"] in read_by_java
+            assert row[2].split()[0] == ("reads" if is_read else "refuses"), name
+            assert row[3].split()[0] == ("refuses" if case["error"] else "reads"), name
+            named.add(case["tcId"])
+    assert read_by_java < named
