@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib.util
 import json
 import re
@@ -12,9 +12,16 @@ from typing import Any
 
 import jsonschema
 import pytest
+from pyiceberg.table import Table
 
-from ags1.errors import Ags1Error, MissingFileLengthError, NotEncryptedError
-from ags1.iceberg import open_table
+from ags1.errors import (
+    Ags1Error,
+    MetadataIntegrityError,
+    MissingFileLengthError,
+    NotEncryptedError,
+)
+from ags1.iceberg import EncryptedTable, open_table, verify_table
+from ags1.iceberg.operations.verify.findings import Severity
 from ags1.kms.memory import KeysInPropertiesWarning, MemoryKms
 
 CORPUS = Path(__file__).parents[1] / "vectors/corpus"
@@ -41,28 +48,59 @@ def kms() -> MemoryKms:
         return MemoryKms(keys)
 
 
-def _rows(
-    metadata: Path, places: dict[str, str], key_id: str, kms: MemoryKms, **more: Any
-) -> list[dict[str, Any]]:
-    table = open_table(str(metadata), kms, places, expected_key_id=key_id, **more)
+def _opened(case: dict[str, Any], kms: MemoryKms, **more: Any) -> Table:
+    places = {case["location"]: str(FOLDER / case["name"])}
+    key_id = case["expectedKeyId"]
+    return open_table(str(FOLDER / case["metadata"]), kms, places, expected_key_id=key_id, **more)
+
+
+def _rows(table: Table) -> list[dict[str, Any]]:
     return sorted(table.scan().to_arrow().to_pylist(), key=lambda row: row["id"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_each_table_has_its_rows_or_its_error(case: dict[str, Any], kms: MemoryKms) -> None:
     rows = error = None
-    places = {case["location"]: str(FOLDER / case["name"])}
-    read = functools.partial(_rows, FOLDER / case["metadata"], places, case["expectedKeyId"], kms)
     try:
-        rows = read()
+        rows = _rows(_opened(case, kms))
     except Exception as raised:
         error = type(raised).__name__
     assert error == case["error"]
     if error == MissingFileLengthError.__name__:
-        rows = read(trust_file_size=True)
+        rows = _rows(_opened(case, kms, trust_file_size=True))
     if rows is not None:
         expected = (FOLDER / case["rows"]).read_text().splitlines()
         assert rows == [json.loads(line) for line in expected]
+
+
+# What the finding of verify_table is called, where it opens the table, by the class of the error.
+FINDINGS = {
+    "AuthenticationError": "authentication",
+    "FormatError": "format",
+    "KeyMetadataError": "key",
+    "KmsKeyNotFoundError": "key",
+    "KmsUnwrapError": "key",
+    "TruncatedError": "truncated",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_verify_table_finds_the_fault(case: dict[str, Any], kms: MemoryKms) -> None:
+    if case["faultIn"] == "metadata" and case["flags"][0] in ("Stripped", "WrongKeyId"):
+        with pytest.raises(MetadataIntegrityError):
+            _opened(case, kms)
+        return
+    table = _opened(case, kms, trust_file_size="NoFileLength" in case["flags"])
+    assert isinstance(table, EncryptedTable)
+    result = verify_table(table)
+    errors = {finding.kind for finding in result.findings if finding.severity == Severity.ERROR}
+    assert result.ok == (not errors)
+    if case["result"] == "valid":
+        assert not errors
+    elif case["error"] in FINDINGS:
+        assert FINDINGS[case["error"]] in errors
+    elif case["result"] == "invalid":
+        assert errors
 
 
 def test_the_generator_makes_the_tampered_tables_again() -> None:
@@ -120,19 +158,16 @@ def test_the_export_has_reference_tables(kms: MemoryKms, tmp_path: Path) -> None
         name, key_id = case["input"]["table"], case["input"]["encryption.key-id"]
         metadata = tmp_path / tables[name]["metadata"]
         places = {tables[name]["location"]: str(tmp_path / name)}
-        if case["valid"]:
-            rows = _rows(metadata, places, key_id, kms)
+        read = None if case["valid"] else pytest.raises(Ags1Error)
+        with read or contextlib.nullcontext():
+            rows = _rows(open_table(str(metadata), kms, places, expected_key_id=key_id))
             assert [row | {"id": str(row["id"])} for row in rows] == case["decoded"]
-        else:
-            with pytest.raises(Ags1Error):
-                _rows(metadata, places, key_id, kms)
 
 
 def test_plaintext_rows_are_refused_where_encryption_is_required(kms: MemoryKms) -> None:
     (case,) = (case for case in CASES if case["name"] == "plain_data_file")
-    places = {case["location"]: str(FOLDER / case["name"])}
     with pytest.raises(NotEncryptedError):
-        _rows(FOLDER / case["metadata"], places, "keyA", kms, require_encrypted=True)
+        _rows(_opened(case, kms, require_encrypted=True))
 
 
 def test_the_document_says_what_becomes_of_the_tables() -> None:
