@@ -50,7 +50,7 @@ TABLES = (
         "A catalog",
         "Writing",
         "Reading",
-        "From Polars, DuckDB, pandas, DataFusion and Dask",
+        "From Polars, DuckDB and other libraries",
         "Maintenance",
         "From the shell",
     ],

@@ -20,6 +20,7 @@ from .read.changelog_planning import ChangelogScanTask
 from .read.changes import EncryptedChangelogScan
 from .read.dask_source import read_dask
 from .read.polars_source import scan_polars
+from .read.ray_source import read_ray
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
@@ -54,6 +55,7 @@ __all__ = [
     "load_catalog",
     "open_table",
     "read_dask",
+    "read_ray",
     "scan_polars",
     "verify_table",
 ]

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import PY_CATALOG_IMPL, Catalog
@@ -169,6 +169,13 @@ class EncryptedCatalog(DelegatingCatalog):
         self._commits: Commits | None = None
         # All tables share one cache, so that a refresh does not ask the KMS again.
         self._cache = None if kms is None else KekCache(kms)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a catalog is not pickled or copied, because it has connections and may have "
+            "credentials: load the catalog, and its tables, in each process, or pickle a scan of "
+            "a table"
+        )
 
     def load_table(
         self,

@@ -294,7 +294,8 @@ class EncryptedTable(MaintainedTable):
 
     def to_daft(self) -> NoReturn:
         """Raise NotImplementedError: Daft opens the files without keys."""
-        raise NotImplementedError("Daft opens the files without keys: use scan().to_arrow()")
+        said = "Daft opens the files without keys: use daft.from_arrow(table.scan())"
+        raise NotImplementedError(said)
 
     def to_bodo(self) -> NoReturn:
         """Raise NotImplementedError: Bodo opens the files without keys."""

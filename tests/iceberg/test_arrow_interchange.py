@@ -77,6 +77,11 @@ def by_pandas(source: Any) -> pa.Table:
     return pa.Table.from_pandas(pandas.DataFrame.from_arrow(source))
 
 
+def by_daft(source: Any) -> pa.Table:
+    daft = pytest.importorskip("daft")
+    return daft.from_arrow(source).to_arrow()
+
+
 def by_nanoarrow(source: Any) -> pa.Table:
     nanoarrow = pytest.importorskip("nanoarrow")
     return pa.table(nanoarrow.ArrayStream(source))
@@ -91,6 +96,7 @@ CONSUMERS = [
     by_datafusion,
     by_pandas,
     by_nanoarrow,
+    by_daft,
 ]
 
 

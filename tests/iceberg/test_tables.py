@@ -901,6 +901,17 @@ def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:
         assert (entry.file.key_bytes or b"").hex() not in repr(record)
 
 
+def test_a_table_of_a_catalog_is_not_pickled(table: EncryptedTable) -> None:
+    table.append(rows(1))
+    for work in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="in each process, or pickle a scan of a table"):
+            work(table.catalog)
+    for thing in (table, table.transaction(), table.inspect):
+        with pytest.raises(TypeError, match="is not pickled"):
+            pickle.dumps(thing)
+    assert copy.copy(table).scan().count() == 1
+
+
 # -- what is refused
 
 

@@ -86,6 +86,10 @@ class TableSession(BuiltTable):
         self.version = version
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[TableSession], tuple[Version, Catalog]]:
+        # A version has only wrapped keys. Our catalogs are not pickled.
+        return type(self), (self.version, self.catalog)
+
     @property
     def metadata(self) -> TableMetadata:  # type: ignore[override]
         return self.version.metadata

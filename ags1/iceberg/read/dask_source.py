@@ -1,49 +1,18 @@
-"""``read_dask``: a table as a data frame of Dask, whose tasks have no keys.
-
-The client plans the scan, and puts the paths of its files into the graph. A worker opens the table
-itself, with its own credentials, and plans the same scan of the same snapshot, once for all of its
-tasks::
-
-    client      open_table()   plan      graph: _read(["a.parquet", "b.parquet"], job), …
-    worker      open_table()   plan      -> the keys of a.parquet and b.parquet -> rows
-"""
+"""``read_dask``: a table as a data frame of Dask, whose tasks have no keys (see ``workers``)."""
 
 from __future__ import annotations
 
-import functools
-import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.table import ALWAYS_TRUE, FileScanTask, Table
+from pyiceberg.table import ALWAYS_TRUE, Table
 
-from ..spec.column_types import as_stored
-from .scan import EncryptedScan, rows_of_tasks
+from .workers import SentScan
 
 if TYPE_CHECKING:
     import dask.dataframe
     import pandas
-
-# A plan has keys, so a worker keeps only the plans of the last frames that it has read.
-_KEPT_PLANS = 4
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What a worker needs to plan the scan of one frame."""
-
-    number: str
-    open_table: Callable[[], Table] = field(compare=False)
-    row_filter: str | BooleanExpression = field(compare=False)
-    selected_fields: tuple[str, ...] = field(compare=False)
-    snapshot_id: int | None = field(compare=False)
-
-    def __dask_tokenize__(self) -> str:
-        return self.number
 
 
 def read_dask(
@@ -71,71 +40,21 @@ def read_dask(
     import dask.dataframe  # an optional dependency
     import pandas
 
-    if not callable(open_table):
-        raise TypeError(
-            f"a function that opens the table is needed, not {type(open_table).__name__}: give "
-            "lambda: load_catalog(NAME).load_table(TABLE), which each worker calls"
-        )
-    table = open_table()
-    if snapshot_id is None and table.current_snapshot() is not None:
-        snapshot_id = table.metadata.current_snapshot_id
-    job = _Job(str(uuid.uuid4()), open_table, row_filter, selected_fields, snapshot_id)
-    scan, tasks = _plan(job)
-    empty = schema_to_pyarrow(as_stored(scan.projection())).empty_table()
+    sent = SentScan.of(open_table, row_filter, selected_fields, snapshot_id)
     make: Any = dask.dataframe.from_map
     frame: dask.dataframe.DataFrame = make(
         _read,
-        list(_partitions(tasks.values(), partition_size)) or [[]],
-        job=job,
-        meta=empty.to_pandas(types_mapper=pandas.ArrowDtype),
+        sent.partitions(partition_size) or [[]],
+        sent=sent,
+        meta=sent.schema().empty_table().to_pandas(types_mapper=pandas.ArrowDtype),
         label="read-ags1",
     )
     return frame
 
 
-def _partitions(tasks: Iterable[FileScanTask], most: int) -> Iterator[list[str]]:
-    """Yield lists of the paths of files that have at most ``most`` bytes together, or of one."""
-    paths: list[str] = []
-    size = 0
-    for task in tasks:
-        coming = task.file.file_size_in_bytes
-        if paths and size + coming > most:
-            yield paths
-            paths, size = [], 0
-        paths.append(task.file.file_path)
-        size += coming
-    if paths:
-        yield paths
-
-
-def _read(paths: list[str], job: _Job, columns: list[str] | None = None) -> pandas.DataFrame:
+def _read(paths: list[str], sent: SentScan, columns: list[str] | None = None) -> pandas.DataFrame:
     """Return the rows of some files. Dask finds by the name ``columns`` that it may choose them."""
     import pandas  # an optional dependency
 
-    scan, tasks = _plan(job)
-    if columns is not None:
-        # Rows without a column could not be counted.
-        read = columns or [scan.projection().fields[0].name]
-        scan = scan.update(selected_fields=tuple(read))
-    rows = rows_of_tasks(scan, [tasks[path] for path in paths])
-    # Files may differ in their types, for example in strings and large strings.
-    rows = rows.cast(schema_to_pyarrow(as_stored(scan.projection()), include_field_ids=False))
-    frame = rows.to_pandas(types_mapper=pandas.ArrowDtype)
+    frame = sent.read(paths, columns).to_pandas(types_mapper=pandas.ArrowDtype)
     return frame if columns is None else frame[columns]
-
-
-_planning = threading.Lock()
-
-
-def _plan(job: _Job) -> tuple[EncryptedScan, dict[str, FileScanTask]]:
-    # One thread of a worker plans, and the others wait for it.
-    with _planning:
-        return _planned(job)
-
-
-@functools.lru_cache(_KEPT_PLANS)
-def _planned(job: _Job) -> tuple[EncryptedScan, dict[str, FileScanTask]]:
-    scan = job.open_table().scan(job.row_filter, job.selected_fields, snapshot_id=job.snapshot_id)
-    if not isinstance(scan, EncryptedScan):
-        raise TypeError("the table is not encrypted: read it by dask.dataframe.from_map itself")
-    return scan, {task.file.file_path: task for task in scan.plan_files()}

@@ -257,7 +257,7 @@ def test_a_pipe_is_not_waited_for(kms: KmsClient, tmp_path: Path) -> None:
         files.read_encrypted(f"file://{tmp_path}/pipe", km)
 
 
-def test_a_pickle_of_the_files_has_no_key(tmp_path: Path) -> None:
+def test_a_pickle_has_no_key(tmp_path: Path) -> None:
     from ags1.kms.local import LocalKms
 
     kms = LocalKms(tmp_path / "keyring.json", passphrase_file=_passphrase(tmp_path))
@@ -265,15 +265,18 @@ def test_a_pickle_of_the_files_has_no_key(tmp_path: Path) -> None:
     maker = TableMaker(tmp_path / "t", COLUMNS, kms)
     maker.commit(maker.add_parquet([{"id": 1, "name": "a"}]))
     table = open_table(maker.write(), kms)
-    table.scan().to_arrow()
-    data = pickle.dumps(table.io)
+    rows = table.scan().to_arrow()
     keys = [
         task.file.key.encryption_key  # type: ignore[attr-defined]
         for task in table.scan().plan_files()
     ]
-    assert not any(key in data for key in keys)
-    again = table.metadata.current_snapshot().manifests(pickle.loads(data))
-    assert len(again) == 1
+    pickles = [pickle.dumps(thing) for thing in (table, table.scan(), table.io)]
+    for data in pickles:
+        assert not any(key in data or key.hex().encode() in data for key in keys)
+    again, scan, files = map(pickle.loads, pickles)
+    assert again.scan().to_arrow().equals(rows)
+    assert scan.to_arrow().equals(rows)
+    assert len(table.metadata.current_snapshot().manifests(files)) == 1
 
 
 def _passphrase(folder: Path) -> Path:
