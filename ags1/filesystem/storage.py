@@ -3,8 +3,8 @@
 There is never a file without its key. A sidecar is written before its file, with the keys of the
 file that is there until then, and removed after it (``ags1.keys.pairs`` has the steps). ``Local``
 does this with files on this machine, ``Remote`` with any file system of fsspec whose files appear
-whole, such as an object storage. As with the command line, there is one writer of a file at a time.
-Knows nothing of plaintext and unwrapped keys.
+whole, such as an object storage. ``Local`` locks what it changes. An object storage has no locks:
+there may be one writer of a file at a time. Knows nothing of plaintext and unwrapped keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ..atomic import temporary_path
 from ..errors import KeyMetadataError
-from ..keys.pairs import PresentSidecar, publish_pair, with_keys_of
+from ..keys.pairs import PresentSidecar, publish_pair, remove_pair, with_keys_of
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
 from ..source import regular_file
 
@@ -135,9 +135,7 @@ class Local:
         return parse_sidecar(start, path)
 
     def remove(self, path: str) -> None:
-        os.remove(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(sidecar_path(path))
+        remove_pair(path, sidecar_path(path))
 
 
 class _LocalStaged:
@@ -226,8 +224,13 @@ class Remote:
                 if self._content(path) == version:
                     self._take_back(name, first, old)
             raise
-        if overwrite and first != sidecar and self._holds(name, first):
-            self._write(name, sidecar)
+        if overwrite and first != sidecar:
+            present = self._present(name)
+            if present is None:
+                # Another process has removed the old file, and thought the sidecar was its.
+                self._write(name, first)
+            elif present.data == first.to_bytes():
+                self._write(name, sidecar)
 
     def _take_back(self, name: str, written: Sidecar, old: PresentSidecar | None) -> None:
         if not self._holds(name, written):
@@ -269,9 +272,13 @@ class Remote:
         return parse_sidecar(start, path)
 
     def remove(self, path: str) -> None:
+        name = sidecar_path(path)
+        before = self._present(name)
         self._fs.rm_file(path)
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(sidecar_path(path))
+        # Another process may have replaced the file: then the sidecar has the new one's key.
+        if before is not None and self._present(name) == before:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(name)
 
 
 class _RemoteStaged:

@@ -16,7 +16,9 @@ disk after each step, and what opens it, if a file is replaced:
 Each step is on the disk before the next one begins (if ``durable`` is set). If a run is killed,
 the disk stays as after its last step, and before step 3 also the temporary file stays. If a run
 fails before step 3, it removes the temporary file and puts the sidecar back as it was. If it fails
-later, the new file stays, and so does its sidecar. The other beginnings:
+later, the new file stays, and so does its sidecar. A run locks the sidecar that it replaces, and
+the one that it writes in step 2, until it ends. So two runs come one after the other, and so do a
+run and a removal. The other beginnings:
 
     ==================================  =========================================================
     What is there at the start          What is different
@@ -67,13 +69,16 @@ def publish_pair(
     """Give the file ``staged`` and its sidecar their names: steps 2 to 4. With ``takes_orphans``,
     the key is added to a sidecar that has no file; it excludes ``overwrite``. Raises OSError, and
     KeyMetadataError if the sidecar has no room."""
-    with _orphan(sidecar_file) if takes_orphans else contextlib.nullcontext() as orphan:
-        old = present_sidecar(sidecar_file) if overwrite else orphan
-        first = with_keys_of(sidecar, old, sidecar_file)
+    with contextlib.ExitStack() as locks:
         status = os.stat(staged)
+        if overwrite:
+            old, first = _replace_sidecar(sidecar_file, sidecar, locks, durable=durable)
+        else:
+            old = locks.enter_context(_orphan(sidecar_file)) if takes_orphans else None
+            first = with_keys_of(sidecar, old, sidecar_file)
         try:
-            replaces = overwrite or orphan is not None
-            write_sidecar(sidecar_file, first, overwrite=replaces, durable=durable)
+            if not overwrite:
+                write_sidecar(sidecar_file, first, overwrite=old is not None, durable=durable)
             publish(staged, target, overwrite=overwrite, durable=durable)
         except BaseException:
             # Ctrl-C may come when the file has its name already.
@@ -82,6 +87,73 @@ def publish_pair(
             raise
         if overwrite and first != sidecar:
             write_sidecar(sidecar_file, sidecar, overwrite=True, durable=durable)
+
+
+def _replace_sidecar(
+    path: str, sidecar: Sidecar, locks: contextlib.ExitStack, *, durable: bool
+) -> tuple[PresentSidecar | None, Sidecar]:
+    """Write ``sidecar`` with the keys of the one that is there. Return that one and the new one.
+    ``locks`` holds both, so that no other run changes or removes the pair. Raises OSError,
+    KeyMetadataError."""
+    while True:
+        locks.enter_context(locked(path))
+        old = present_sidecar(path)
+        first = with_keys_of(sidecar, old, path)
+        is_new = old is None and not os.path.islink(path)
+        try:
+            write_sidecar(path, first, overwrite=not is_new, durable=durable)
+            locks.enter_context(locked(path))
+            present = present_sidecar(path)
+        except FileExistsError:
+            if not is_new:
+                raise
+            continue
+        except BaseException:
+            take_back(path, first, old)
+            raise
+        # Another run may have come before we held the lock.
+        if present is not None and present.data == first.to_bytes():
+            return old, first
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[bool]:
+    """Lock the sidecar that is there, and wait while another run has it. Yield whether there is
+    one. Where the file system has no locks, nothing is locked."""
+    fd = -1
+    is_there = True
+    try:
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:
+                is_there = not isinstance(error, FileNotFoundError)
+                break
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            # The run that had the lock before may have put another file in its place.
+            if _is_file(path, os.fstat(fd)):
+                break
+            os.close(fd)
+            fd = -1
+        yield is_there
+    finally:
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                # A child that was forked meanwhile has this descriptor too.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+
+def remove_pair(target: str, sidecar_file: str) -> None:
+    """Remove a file and then its sidecar. A run that replaces the file comes before or after.
+    Raises OSError."""
+    with locked(sidecar_file) as is_there:
+        os.remove(target)
+        # If there was none, the one that is there now is the key of another run's file.
+        if is_there:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(sidecar_file)
 
 
 def with_keys_of(sidecar: Sidecar, old: PresentSidecar | None, path: str) -> Sidecar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import pickle
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import fsspec
@@ -19,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import ags1
 from ags1.errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsConfigurationError
 from ags1.filesystem import Ags1FileSystem
-from ags1.keys import Keychain
+from ags1.keys import Keychain, pairs
 from ags1.kms import LocalKms
 
 TEXT = b"".join(b"%d,%d\n" % (n, n * n) for n in range(300_000))  # several blocks
@@ -436,3 +438,102 @@ def test_the_sidecar_of_a_local_file_is_read_once(
     monkeypatch.setattr(storage, "read_starts", counted)
     assert local.cat_file(f"{tmp_path}/x") == TEXT
     assert read == [f"{tmp_path}/x.ags1.keys"]
+def _meanwhile(step: Callable[..., Any], number: int, other: Callable[[], None]) -> Any:
+    """Return ``step``, which has another thread run ``other`` before its call of this number, to
+    the end or until it waits."""
+    calls: list[Thread | None] = []
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        calls.append(None)
+        if len(calls) == number:
+            # A daemon: one that waits for ever must not keep the tests from ending.
+            calls[-1] = thread = Thread(target=other, daemon=True)
+            thread.start()
+            thread.join(0.5)
+        return step(*arguments, **named)
+
+    run.join = lambda: calls[number - 1].join(30)  # type: ignore[attr-defined,union-attr]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "first"),
+    [
+        # The removal has removed the file, and not yet its sidecar.
+        ("os.remove", 2, "rm"),
+        # The writer has given the file its name, and the sidecar still has the old key.
+        ("write_sidecar", 2, "pipe"),
+        # The sidecar has both keys, and the file is still the old one.
+        ("publish", 1, "pipe"),
+    ],
+)
+@pytest.mark.parametrize("second", ["rm", "pipe"])
+def test_two_who_change_a_pair_come_one_after_the_other(
+    tmp_path: Path,
+    local: Ags1FileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    number: int,
+    first: str,
+    second: str,
+) -> None:
+    path = f"{tmp_path}/x"
+    local.pipe_file(path, b"old")
+    other = Ags1FileSystem(fs=LocalFileSystem(), skip_instance_cache=True)
+    work = {"rm": lambda fs, _: fs.rm_file(path), "pipe": lambda fs, data: fs.pipe_file(path, data)}
+
+    def second_work() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            work[second](other, b"second")
+
+    holder = pairs.os if step == "os.remove" else pairs
+    name = step.removeprefix("os.")
+    paused = _meanwhile(getattr(holder, name), number, second_work)
+    monkeypatch.setattr(holder, name, paused)
+    work[first](local, b"first")
+    paused.join()
+    if second == "rm":
+        assert names(tmp_path) == []
+    else:
+        assert names(tmp_path) == ["x.ags1", "x.ags1.keys"]
+        assert local.cat_file(path) == b"second"
+
+
+def test_a_removal_leaves_the_key_of_a_file_that_replaced_its_own() -> None:
+    class Slow(MemoryFileSystem):
+        protocol = "slow"
+        cachable = False
+        hook: Callable[[], None] | None = None
+
+        def rm_file(self, path: str) -> None:
+            super().rm_file(path)
+            hook, self.hook = self.hook, None
+            if hook is not None:
+                hook()
+
+    below = Slow(global_store=False)
+    fs = Ags1FileSystem(fs=below, skip_instance_cache=True)
+    fs.pipe_file("/x", b"old")
+    below.hook = lambda: fs.pipe_file("/x", b"new")
+    fs.rm_file("/x")
+    assert fs.cat_file("/x") == b"new"
+
+
+def test_a_file_whose_sidecar_is_removed_with_the_old_one_gets_its_key_again() -> None:
+    class Slow(MemoryFileSystem):
+        protocol = "slow"
+        cachable = False
+        removes = False
+
+        def pipe_file(self, path: str, value: bytes, *arguments: Any, **kwargs: Any) -> None:
+            if self.removes and path.endswith(".ags1"):
+                self.rm_file("/x.ags1")
+                self.rm_file("/x.ags1.keys")
+            super().pipe_file(path, value, *arguments, **kwargs)
+
+    below = Slow(global_store=False)
+    fs = Ags1FileSystem(fs=below, skip_instance_cache=True)
+    fs.pipe_file("/x", b"old")
+    below.removes = True
+    fs.pipe_file("/x", b"new")
+    assert fs.cat_file("/x") == b"new"

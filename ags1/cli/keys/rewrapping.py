@@ -11,6 +11,7 @@ from ...errors import AuthenticationError, KeyMetadataError, KmsKeyNotFoundError
 from ...keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, write_sidecar
 from ...keys.cache import KekCache
 from ...keys.keychain import find_sidecar
+from ...keys.pairs import locked
 from ...kms import KmsClient
 
 
@@ -52,14 +53,15 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
         _open_all(sidecar_file, before, wanted, how)
         return result
     after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
-    # If another process has replaced the file meanwhile, the sidecar has the new file's keys.
-    if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
-        said = "another process changed the sidecar meanwhile: try again"
-        raise KeyMetadataError(said, file=sidecar_file)
     # A KEK that can be unwrapped may still be the wrong one for the keys in this sidecar.
     _open_all(sidecar_file, after, wanted, how)
-    if not how.dry_run:
-        write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
+    with locked(sidecar_file):
+        # If another process has replaced the file meanwhile, the sidecar has the new file's keys.
+        if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
+            said = "another process changed the sidecar meanwhile: try again"
+            raise KeyMetadataError(said, file=sidecar_file)
+        if not how.dry_run:
+            write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
     return {**result, "changed": True}
 
 
