@@ -106,6 +106,7 @@ peers: dev $(VENV)/.with-peer-tests
 bench: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench $(BENCH)
 
+bench-smoke: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
 bench-smoke: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench --smoke -q $(BENCH)
 

@@ -121,7 +121,8 @@ def compete(
     between: Callable[[], None] | None = None,
     by_best: bool = False,
 ) -> Contest:
-    """Let the contestants run in turns, after one untimed run each.
+    """Let the contestants run in turns, after one untimed run each. A single round has no untimed
+    run, because nobody compares its times.
 
     ``between`` is called before every run, outside its time.
     """
@@ -131,7 +132,7 @@ def compete(
     gc.collect()
     gc.disable()
     try:
-        for number in range(-1, rounds):
+        for number in range(-1 if rounds > 1 else 0, rounds):
             # Whoever comes first meets what the last one left behind: each has its turn at that.
             start = max(number, 0) % len(contestants)
             for contestant in [*contestants[start:], *contestants[:start]]:

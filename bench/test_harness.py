@@ -34,6 +34,10 @@ def test_contestants_run_in_turns_and_slow_ones_drop_out() -> None:
     contest = compete("subject", "name", [runner("a"), runner("slow")], 3)
     assert order == ["a", "slow", "a", "slow", "a", "a"]  # the first two are the untimed ones
     assert [len(series.seconds) for series in contest.series.values()] == [3, 1]
+    order.clear()
+    contest = compete("subject", "name", [runner("a"), runner("b")], 1)
+    assert order == ["a", "b"]  # a single round has no untimed run
+    assert contest.ratio("a", "b") == 1
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,9 @@ def fail(code: int, *arguments: object, data: bytes = b"") -> str:
     return result.stderr
 
 
-def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+def start(
+    *arguments: object, program: Sequence[str] = ("-m", "ags1"), **options: Any
+) -> subprocess.Popen[bytes]:
     """Start the command line in a process of its own."""
     defaults = {
         "env": python_environment(),
@@ -94,7 +96,7 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
         "stderr": subprocess.PIPE,
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "ags1", *map(str, arguments)], **{**defaults, **options}
+        [sys.executable, *program, *map(str, arguments)], **{**defaults, **options}
     )
 
 

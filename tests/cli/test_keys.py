@@ -28,7 +28,7 @@ from kms_contract import spellings
 from ags1.cli.exits import Exit
 from ags1.cli.keys.rewrapping import Rewrapping
 from ags1.cli.keys.rewrapping import rewrap as wrap_anew
-from ags1.errors import KmsAccessDeniedError, KmsError, KmsUnavailableError
+from ags1.errors import KmsError
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.cache import KekCache
 from ags1.kms import LocalKms, create_key
@@ -69,51 +69,6 @@ MEMORY = [
 WARNING = "ags1: master keys in properties are for tests"
 
 
-class WaitingKms(LocalKms):
-    """A keyring that stops for a minute when its ``wait`` is to wrap or unwrap."""
-
-    calls = 0
-    accepts_foreign_keys = False
-
-    def __init__(self, properties: Mapping[str, str]) -> None:
-        super().__init__(properties["test.keyring"])
-        self.wait, self.marker = int(properties["test.wait"]), properties["test.marker"]
-
-    @classmethod
-    def from_properties(cls, properties: Mapping[str, str]) -> WaitingKms:
-        return cls(properties)
-
-    def wrap_key(self, key: bytes, key_id: str) -> bytes:
-        self.calls += 1
-        if self.calls == self.wait:
-            Path(self.marker).touch()
-            time.sleep(60)
-        return super().wrap_key(key, key_id)
-
-
-class BrokenKms:
-    """A KMS that fails as it is told to."""
-
-    def __init__(self, properties: Mapping[str, str]) -> None:
-        self.accepts_foreign_keys = properties.get("test.foreign") == "true"
-        self.error = {"denied": KmsAccessDeniedError, "unavailable": KmsUnavailableError}.get(
-            properties.get("test.error", ""), RuntimeError
-        )
-
-    @classmethod
-    def from_properties(cls, properties: Mapping[str, str]) -> BrokenKms:
-        return cls(properties)
-
-    def wrap_key(self, key: bytes, key_id: str) -> NoReturn:
-        raise self.error("it does not want to")
-
-    unwrap_key = generate_key = wrap_key
-    supports_key_generation = False
-
-    def close(self) -> None:
-        pass
-
-
 class FaultyKms:
     """A plug-in with a mistake that shows the key, or returns what it should not."""
 
@@ -149,7 +104,7 @@ class FaultyKms:
 
 
 SECRET = "s3cr3t"
-BROKEN = ("--kms-property", "encryption.kms-impl=cli.test_keys:BrokenKms")
+BROKEN = ("--kms-property", "encryption.kms-impl=cli.kms_impls:BrokenKms")
 
 
 def master_key_of(sidecar: str | Path) -> str | None:
@@ -443,6 +398,16 @@ def test_the_group_alone_shows_its_help() -> None:
 # -- passphrases
 
 
+# The work for scrypt is another one than the default, and written in each keyring.
+WITH_CHEAP_SCRYPT = (
+    "-c",
+    "from ags1.kms import passphrase\n"
+    "passphrase._SCRYPT_N = 1 << 10\n"
+    "from ags1.cli import main\n"
+    "main()",
+)
+
+
 def on_a_terminal(*arguments: object, answers: list[str], **options: Any) -> tuple[int, str]:
     """Run with a terminal of its own; give each answer to one question. Returns exit code and what
     the terminal showed."""
@@ -455,6 +420,7 @@ def on_a_terminal(*arguments: object, answers: list[str], **options: Any) -> tup
 
     with start(
         *arguments,
+        program=WITH_CHEAP_SCRYPT,
         preexec_fn=own_terminal,
         stdin=terminal,
         stderr=terminal,
@@ -594,7 +560,13 @@ def test_keygen_makes_a_protected_keyring(home: Path, passphrase: Path) -> None:
     assert len(public("--keyring", "k.json", *with_file)["keys"]) == 1
     # A passphrase that is in the settings is taken rather than asked for.
     settings = {"AGS1_KMS_KMS__LOCAL__PASSPHRASE_FILE": str(passphrase)}
-    done = execute(*keygen, "f.json", env=python_environment() | settings, start_new_session=True)
+    done = execute(
+        *keygen,
+        "f.json",
+        program=WITH_CHEAP_SCRYPT,
+        env=python_environment() | settings,
+        start_new_session=True,
+    )
     assert (done[0], done[2]) == (0, b"")
     assert json.loads((home / "f.json").read_bytes())["version"] == 2
     assert "ags1 key protect" in fail(Exit.USAGE, *keygen, "k.json")
@@ -895,7 +867,7 @@ def test_an_interrupted_rewrapping_can_be_repeated(
     create_key(str(home / "there.json"), "new")
     to = (
         "--to-kms-property",
-        "encryption.kms-impl=cli.test_keys:WaitingKms",
+        "encryption.kms-impl=cli.kms_impls:WaitingKms",
         "--to-kms-property",
         f"test.keyring={home}/there.json",
         "--to-kms-property",
@@ -942,7 +914,7 @@ def test_no_key_is_in_any_output(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     keyring = Path(os.environ["XDG_CONFIG_HOME"]) / "ags1" / "keyring.json"
     for entry in json.loads(keyring.read_bytes())["keys"].values():
         secrets += [base64.b64decode(version["key"]) for version in entry["versions"].values()]
-    impl = ("--kms-property", "encryption.kms-impl=cli.test_keys:BrokenKms")
+    impl = ("--kms-property", "encryption.kms-impl=cli.kms_impls:BrokenKms")
     secret_property = ("--kms-property", f"kms.vault.token={KEYS['keyA'].hex()}")
     to_memory = [argument.replace("--kms", "--to-kms") for argument in MEMORY]
     for arguments in [

@@ -12,8 +12,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,6 @@ from table_maker import TableMaker
 from ags1 import KeyMetadata
 from ags1.cli.table.opening import newest_metadata
 from ags1.cli.table.rows import json_value
-from ags1.kms.client import GeneratedKey
 
 from .test_files import execute, home, run, start, wait_for
 
@@ -565,41 +562,13 @@ def test_plain_data_can_be_forbidden(tmp_path: Path) -> None:
     fail(7, "scan", where, "--require-encrypted")
 
 
-class WaitingKms:
-    """A KMS that does not answer."""
-
-    accepts_foreign_keys = False
-    supports_key_generation = False
-
-    def __init__(self, properties: Mapping[str, str]) -> None:
-        self.marker = Path(properties["test.marker"])
-
-    @classmethod
-    def from_properties(cls, properties: Mapping[str, str]) -> WaitingKms:
-        return cls(properties)
-
-    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        self.marker.touch()
-        time.sleep(60)
-        raise AssertionError
-
-    def wrap_key(self, key: bytes, key_id: str) -> bytes:
-        raise AssertionError
-
-    def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
 def test_a_signal_ends_it(tmp_path: Path, number: int, code: int) -> None:
     marker = tmp_path / "asked"
-    kms = ["--kms-property", "encryption.kms-impl=cli.test_table:WaitingKms"]
+    kms = ["--kms-property", "encryption.kms-impl=cli.kms_impls:SilentKms"]
     kms += ["--kms-property", f"test.marker={marker}"]
     with start("table", "verify", TABLES / "stats", "-q", *kms, stdout=subprocess.PIPE) as process:
         wait_for(marker.exists)
