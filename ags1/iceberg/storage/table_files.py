@@ -29,9 +29,10 @@ from ...errors import (
     NotEncryptedError,
     TruncatedError,
 )
+from ...geometry import trusted_length
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
-from ...layout import DEFAULT_BLOCK_SIZE, MAGIC, build_header
+from ...layout import DEFAULT_BLOCK_SIZE, HEADER_SIZE, MAGIC, build_header
 from ...reader import Reader
 from ..spec.constants import AVRO_MAGIC
 from .locations import is_encodable, local_path, mapped_location
@@ -194,9 +195,9 @@ class TableFiles(FileIO):
         FormatError, MissingFileLengthError, NotEncryptedError if the file is not an AGS1 file at
         all, and OSError."""
         km = self.sized_key(location, km)
-        assert km.file_length is not None
-        sealed = self._read_stored(location, km.file_length)
         try:
+            size = trusted_length(None, km, trust_file_size=False)
+            sealed = self._read_stored(location, size)
             _check_header(sealed)
             return oneshot.decrypt(sealed, km)
         except Ags1Error as error:
@@ -205,7 +206,7 @@ class TableFiles(FileIO):
 
     def sized_key(self, location: str, km: KeyMetadata) -> KeyMetadata:
         """Return an AGS1 file's key metadata with a length: its own, or that of the stored file if
-        that is trusted. Raises MissingFileLengthError, and OSError."""
+        that is trusted. Raises MissingFileLengthError, FormatError, and OSError."""
         if km.file_length is not None:
             return km
         if not self.trust_file_size:
@@ -218,6 +219,12 @@ class TableFiles(FileIO):
             )
         path = self.local_path(location)
         size = len(self.new_input(location)) if path is None else os.stat(path).st_size
+        if size == HEADER_SIZE:
+            raise FormatError(
+                "the file has a header and no block, and its key metadata has no length: the file "
+                "was truncated",
+                file=location,
+            )
         return km.with_file_length(size)
 
     def read_exposed(self, location: str, length: int) -> bytes:
