@@ -342,3 +342,15 @@ def test_the_document_cites_the_cases_that_it_means() -> None:
         case = files[number[0]][int(number[1:]) - 1]
         assert case["result"] == result, number
         assert flag in case["flags"] or (flag == "-" and not case["flags"]), number
+
+
+def test_the_document_says_what_java_makes_of_acceptable_cases() -> None:
+    text = (FOLDER.parents[2] / "docs/format.md").read_text()
+    accepts = json.loads((FOLDER / "results.json").read_text())["implementations"]["Java"][
+        "accepts"
+    ]
+    for number, said in {"S175": "refuses", "S226": "refuses null", "M96": "ignores them"}.items():
+        (row,) = (line for line in text.splitlines() if line.startswith("| ") and number in line)
+        assert said in row.split("|")[3], number
+        kind = {"S": "stream", "M": "key metadata"}[number[0]]
+        assert (int(number[1:]) in accepts.get(kind, ())) == (said == "ignores them"), number

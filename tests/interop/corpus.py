@@ -81,6 +81,15 @@ def differences(results: Iterable[Result], name: str) -> list[dict[str, Any]]:
     ]
 
 
+def _accepted(results: Iterable[Result]) -> dict[str, list[int]]:
+    """Return the acceptable cases that were read, by their kind."""
+    accepted: dict[str, list[int]] = {}
+    for result in results:
+        if result.case.result == "acceptable" and result.said == "accepted":
+            accepted.setdefault(result.case.kind, []).append(result.case.number)
+    return accepted
+
+
 def main() -> int:
     """Run everything and write the results. Return how many differences have no explanation."""
     all_cases = cases()
@@ -99,6 +108,7 @@ def main() -> int:
         report["implementations"][make.name] = {
             "version": implementation.version(),
             "groups": _counts(results),
+            "accepts": _accepted(results),
             "differences": differences(results, make.name),
         }
         print(f"{make.name}: {dict(Counter(r.outcome for r in results))}", flush=True)
