@@ -362,16 +362,6 @@ def test_errors_name_what_the_user_has_named(tmp_path: Path, local: Ags1FileSyst
         Ags1FileSystem(fs=plain, threads=0)
 
 
-def test_a_missing_ledger_is_not_taken_for_a_missing_file(
-    tmp_path: Path, local: Ags1FileSystem
-) -> None:
-    dataset = pytest.importorskip("pyarrow.dataset")
-    local.pipe_file(f"{tmp_path}/x.parquet", b"PAR1")
-    fs = fsspec.filesystem("ags1", target_protocol="file", ledger=f"{tmp_path}/lost")
-    with pytest.raises(KeyMetadataError, match=r"there is no ledger '/.*/lost'"):
-        dataset.dataset(f"{tmp_path}/x.parquet", filesystem=fs)
-
-
 def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path) -> None:
     class Keys:
         def __init__(self, path: Path) -> None:

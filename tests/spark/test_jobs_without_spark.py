@@ -39,6 +39,8 @@ from ags1.spark.storage.local import LocalStorage
 from ags1.spark.storage.pieces import Piece
 from tests.aws_server import aws_server, dummy_environment
 
+from .conftest import LedgerPlace
+
 
 class _Context:
     """What a task asks Spark for."""
@@ -413,15 +415,16 @@ class TestRuns:
             places.encrypt(max_failures=0)
 
 
-def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None) -> None:
+def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None, place: LedgerPlace) -> None:
     """``ags1::`` reads what a job has encrypted, without sidecars."""
     import fsspec
 
+    location = place.at.location
     places.write("a.bin", "sub/b.bin")
-    places.encrypt()
+    places.encrypt(ledger=location)
     stored = places.names(places.target)
     assert stored == {"a.bin.ags1", "sub", "sub/b.bin.ags1"}
-    options = {"ledger": str(places.ledger), "keyring": str(places.keyring)}
+    options = {"ledger": location, "keyring": str(places.keyring)}
     for name in ("a.bin", "sub/b.bin"):
         plain = (places.source / name).read_bytes()
         with fsspec.open(f"ags1::file://{places.target}/{name}.ags1", ags1=options) as file:
@@ -434,7 +437,7 @@ def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None) -> None:
 
     # A job has written a file again, under another key.
     places.write("a.bin", size=2000)
-    places.encrypt()
+    places.encrypt(ledger=location)
     assert files.cat_file(f"{places.target}/a.bin") == (places.source / "a.bin").read_bytes()
     assert files.info(f"{places.target}/a.bin")["size"] == 2000
 
@@ -453,9 +456,10 @@ def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None) -> None:
     other = fsspec.filesystem("ags1", target_protocol="file", **options, trusted_keys=["other"])
     with pytest.raises(KeyMetadataError, match="'default', which is not among those to trust"):
         other.cat_file(f"{places.target}/sub/b.bin")
-    options["ledger"] = str(places.ledger.parent / "no-ledger")
+    # Readers would take a FileNotFoundError for that of a missing data file.
+    options["ledger"] = f"{location}-none"
     other = fsspec.filesystem("ags1", target_protocol="file", **options)
-    with pytest.raises(OSError, match="no-ledger"):
+    with pytest.raises(KeyMetadataError, match=r"there is no ledger '.*ledger-none'"):
         other.cat_file(f"{places.target}/sub/b.bin")
 
 
