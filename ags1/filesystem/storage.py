@@ -55,6 +55,9 @@ class Storage(Protocol):
     def publish(self, staged: Any, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         """Give staged bytes and their sidecar their names. Raises FileExistsError, OSError."""
 
+    def is_same(self, source: str, target: str) -> bool:
+        """Whether two names are those of one file."""
+
     def copy(self, source: str, target: str) -> None:
         """Copy a file and its sidecar, in place of what is there. Ciphertext and wrapped keys are
         the same in both: nothing binds them to a name."""
@@ -118,6 +121,9 @@ class Local:
             durable=True,
             takes_orphans=not overwrite,
         )
+
+    def is_same(self, source: str, target: str) -> bool:
+        return os.path.realpath(source) == os.path.realpath(target)
 
     def copy(self, source: str, target: str) -> None:
         staged = self.stage(target)
@@ -197,6 +203,9 @@ class Remote:
                 self._fs.put_file(staged.target.name, path, **exclusive)
 
         self._publish(put, path, sidecar, overwrite=overwrite)
+
+    def is_same(self, source: str, target: str) -> bool:
+        return source == target
 
     def copy(self, source: str, target: str) -> None:
         before = self._sidecar(source)

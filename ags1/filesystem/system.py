@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -451,12 +452,45 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         self._check_writable()
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.isfile(source):
-            self._storage.copy(stored_path(source), stored_path(target))
+            stored = stored_path(source), stored_path(target)
+            if self._storage.is_same(*stored):
+                raise shutil.SameFileError(f"{stored[0]!r} and {stored[1]!r} are the same file")
+            self._storage.copy(*stored)
             self.invalidate_cache(self._parent(target))
         elif self.isdir(source):
             self.makedirs(target, exist_ok=True)
         else:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), stored_path(source))
+
+    def mv(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copy files, and then remove those that were copied. Raises OSError if a folder is moved
+        into itself, and BlockingIOError if another process has replaced a file meanwhile. Then
+        nothing is removed."""
+        if isinstance(path1, str) and isinstance(path2, str):
+            source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+            if self.isfile(source) and stored_path(source) == stored_path(target):
+                return
+            if recursive and f"{target}/".startswith(f"{source.rstrip('/')}/"):
+                said = "a folder cannot be moved into itself: give another target"
+                raise OSError(errno.EINVAL, said, path1)
+        paths = self.expand_path(path1, recursive=recursive, maxdepth=maxdepth)
+        sidecars = [sidecar_path(stored_path(one)) for one in paths if self.isfile(one)]
+        wanted = [(name, MAX_SIDECAR_SIZE + 1) for name in sidecars]
+        before = self._storage.read_starts(wanted)
+        self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
+        after = self._storage.read_starts(wanted)
+        for name, one, other in zip(sidecars, before, after, strict=True):
+            if one != other:
+                said = "another process replaced the file while it was moved: move it again"
+                raise BlockingIOError(errno.EAGAIN, said, name)
+        self._remove_all(paths, recursive=recursive)
 
     # -- folders and removal
 
@@ -479,7 +513,11 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
     ) -> None:
         """Remove files, and with ``recursive`` folders. A folder in which other files are is not
         removed: what is not shown is not deleted."""
-        for one in reversed(self.expand_path(path, recursive=recursive, maxdepth=maxdepth)):
+        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        self._remove_all(paths, recursive=recursive)
+
+    def _remove_all(self, paths: list[str], *, recursive: bool) -> None:
+        for one in reversed(paths):
             if self.isfile(one) or not self.isdir(one):
                 # Object storages have no folder any more when its last file is removed.
                 if self.isfile(one) or not recursive:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -527,3 +528,43 @@ def test_a_file_whose_sidecar_is_removed_with_the_old_one_gets_its_key_again() -
     below.removes = True
     fs.pipe_file("/x", b"new")
     assert fs.cat_file("/x") == b"new"
+
+
+@pytest.mark.parametrize("target", ["x.ags1", "", "x", "link"])
+def test_a_file_that_is_moved_to_itself_stays(root: str, fs: Any, target: str) -> None:
+    fs.pipe_file(f"{root}/x", TEXT)
+    if target == "link":
+        if not isinstance(fs.fs, LocalFileSystem):
+            pytest.skip("there are no links here")
+        os.symlink("x.ags1", f"{root}/link.ags1")
+    with contextlib.suppress(shutil.SameFileError):
+        fs.mv(f"{root}/x", f"{root}/{target}")
+    assert fs.cat_file(f"{root}/x") == TEXT
+
+
+def test_a_folder_is_not_moved_into_itself(root: str, fs: Any) -> None:
+    fs.makedirs(f"{root}/d")
+    fs.pipe_file(f"{root}/d/x", TEXT)
+    for target in ("d/inner", "d", "d/"):
+        with contextlib.suppress(OSError):
+            fs.mv(f"{root}/d", f"{root}/{target}", recursive=True)
+        assert fs.cat_file(f"{root}/d/x") == TEXT
+    fs.mv(f"{root}/d", f"{root}/e", recursive=True)
+    assert fs.cat_file(f"{root}/e/x") == TEXT
+    assert not fs.exists(f"{root}/d/x")
+
+
+def test_a_file_that_is_replaced_while_it_is_moved_stays(
+    root: str, fs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.pipe_file(f"{root}/x", b"old")
+    copy = fs._storage.copy
+
+    def meanwhile(source: str, target: str) -> None:
+        copy(source, target)
+        fs.pipe_file(f"{root}/x", b"new")
+
+    monkeypatch.setattr(fs._storage, "copy", meanwhile)
+    with pytest.raises(BlockingIOError, match="move it again"):
+        fs.mv(f"{root}/x", f"{root}/y")
+    assert (fs.cat_file(f"{root}/x"), fs.cat_file(f"{root}/y")) == (b"new", b"old")
