@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slow_variants
 from hypothesis import HealthCheck, settings
 
 import ags1
@@ -29,12 +30,21 @@ settings.register_profile(
 )
 settings.load_profile("ags1")
 
+# Until the tests are collected there is no garbage, only thousands of modules and tests.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before any test is left out for its marks."""
+    slow_variants.mark(items, str(Path(__file__).parent))
+
 
 def pytest_collection_finish() -> None:
     """Leave the thousands of collected tests out of every later garbage collection, and have fewer
     of those: a table's metadata is thousands of objects, of which hardly any is garbage."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 10, 10)
 
 

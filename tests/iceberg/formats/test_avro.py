@@ -970,17 +970,21 @@ def tables(draw: st.DrawFn) -> tuple[Any, Schema, list[Any], list[Any]]:
     return text, Schema(*struct_type.fields), [a for a, _ in rows], [b for _, b in rows]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tables(), st.integers(1, 300), st.integers(1, 5), st.sampled_from(["null", "deflate"]))
-def test_random_tables_come_back(
-    table: tuple[Any, Schema, list[Any], list[Any]], interval: int, batch_size: int, codec: str
-) -> None:
-    text, schema, rows, expected = table
-    data = written(text, rows, codec, interval)
-    assert list(fastavro.reader(io.BytesIO(data)))[: len(rows)] == rows or "enum" in json.dumps(
-        text
-    )
-    assert read(data, schema, batch_size=batch_size) == expected
+@pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_random_tables_come_back(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(tables(), st.integers(1, 300), st.integers(1, 5), st.sampled_from(["null", "deflate"]))
+    def check(
+        table: tuple[Any, Schema, list[Any], list[Any]], interval: int, batch_size: int, codec: str
+    ) -> None:
+        text, schema, rows, expected = table
+        data = written(text, rows, codec, interval)
+        assert list(fastavro.reader(io.BytesIO(data)))[: len(rows)] == rows or "enum" in json.dumps(
+            text
+        )
+        assert read(data, schema, batch_size=batch_size) == expected
+
+    check()
 
 
 # -- hostile bytes
@@ -1031,30 +1035,32 @@ def test_each_byte_changed_gives_fastavros_rows_or_an_error(flip: int) -> None:
             assert repr(rows) == repr(theirs), at
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.binary(max_size=60), st.integers(0, 4))
-def test_random_bytes_give_fastavros_rows_or_an_error(
-    data: st.DataObject, contents: bytes, rows: int
-) -> None:
-    text, struct_type, _ = data.draw(records(Numbering()))
-    file = container(text, [(rows, contents)])
-    try:
-        got = read(file, Schema(*struct_type.fields))
-    except FormatError:
-        return
-    # Who reads them all has read the same number of bytes.
-    stream = io.BytesIO(contents)
-    for row in got:
+@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.slow)])
+def test_random_bytes_give_fastavros_rows_or_an_error(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data(), st.binary(max_size=60), st.integers(0, 4))
+    def check(data: st.DataObject, contents: bytes, rows: int) -> None:
+        text, struct_type, _ = data.draw(records(Numbering()))
+        file = container(text, [(rows, contents)])
         try:
-            theirs = fastavro.schemaless_reader(stream, text, None)
-        except (OverflowError, ValueError):
-            # Python's dates and times end earlier.
+            got = read(file, Schema(*struct_type.fields))
+        except FormatError:
             return
-        for field in text["fields"]:
-            ours = row.get("t" + field["name"][1:])
-            if isinstance(ours, (int, float, str, bytes)) and not isinstance(ours, bool):
-                assert repr(ours) == repr(theirs[field["name"]])
-    assert not stream.read()
+        # Who reads them all has read the same number of bytes.
+        stream = io.BytesIO(contents)
+        for row in got:
+            try:
+                theirs = fastavro.schemaless_reader(stream, text, None)
+            except (OverflowError, ValueError):
+                # Python's dates and times end earlier.
+                return
+            for field in text["fields"]:
+                ours = row.get("t" + field["name"][1:])
+                if isinstance(ours, (int, float, str, bytes)) and not isinstance(ours, bool):
+                    assert repr(ours) == repr(theirs[field["name"]])
+        assert not stream.read()
+
+    check()
 
 
 NUMBER_MAP = {"type": "map", "values": "int"}
@@ -1151,16 +1157,20 @@ def test_strings_have_to_be_utf8(text: bytes, before: bytes) -> None:
             column("string", string(before + text + after), StringType())
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.binary(max_size=80) | st.text(max_size=60).map(str.encode))
-def test_strings_are_utf8_where_python_says_so(text: bytes) -> None:
-    try:
-        expected = text.decode()
-    except UnicodeDecodeError:
-        with pytest.raises(FormatError, match="UTF-8"):
-            column("string", string(text), StringType())
-    else:
-        assert column("string", string(text), StringType()) == [expected]
+@pytest.mark.parametrize("examples", [150, pytest.param(500, marks=pytest.mark.slow)])
+def test_strings_are_utf8_where_python_says_so(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(st.binary(max_size=80) | st.text(max_size=60).map(str.encode))
+    def check(text: bytes) -> None:
+        try:
+            expected = text.decode()
+        except UnicodeDecodeError:
+            with pytest.raises(FormatError, match="UTF-8"):
+                column("string", string(text), StringType())
+        else:
+            assert column("string", string(text), StringType()) == [expected]
+
+    check()
 
 
 def test_bytes_after_the_last_row_are_refused() -> None:

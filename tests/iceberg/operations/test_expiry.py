@@ -246,43 +246,50 @@ def histories(draw: st.DrawFn) -> Any:
     return history(*parents, refs=refs)
 
 
-@settings(deadline=None, max_examples=200)
-@given(histories(), st.integers(-1, 9), st.integers(1, 4))
-def test_what_stays_of_any_history(metadata: Any, days: int, retain_last: int) -> None:
+@pytest.mark.parametrize("examples", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_what_stays_of_any_history(examples: int) -> None:
     """Each snapshot by itself: whether one of the reasons to stay is there."""
-    older_than_ms = ago(days)
-    plan = expire(metadata, older_than_ms=older_than_ms, retain_last=retain_last, now_ms=NOW)
-    times = {s["snapshot-id"]: s["timestamp-ms"] for s in metadata["snapshots"]}
-    parents = {s["snapshot-id"]: s.get("parent-snapshot-id") for s in metadata["snapshots"]}
 
-    def line(snapshot_id: int | None) -> list[int]:
-        return [] if snapshot_id is None else [snapshot_id, *line(parents[snapshot_id])]
+    @settings(deadline=None, max_examples=examples)
+    @given(histories(), st.integers(-1, 9), st.integers(1, 4))
+    def check(metadata: Any, days: int, retain_last: int) -> None:
+        older_than_ms = ago(days)
+        plan = expire(metadata, older_than_ms=older_than_ms, retain_last=retain_last, now_ms=NOW)
+        times = {s["snapshot-id"]: s["timestamp-ms"] for s in metadata["snapshots"]}
+        parents = {s["snapshot-id"]: s.get("parent-snapshot-id") for s in metadata["snapshots"]}
 
-    stay = set(times) - set(plan.snapshot_ids)
-    refs = {
-        name: ref
-        for name, ref in metadata["refs"].items()
-        if name == "main"
-        or NOW - times[ref["snapshot-id"]] <= ref.get("max-ref-age-ms", float("inf"))
-    }
-    assert set(metadata["refs"]) - set(plan.refs) == set(refs)
-    reasons: set[int] = {ref["snapshot-id"] for ref in refs.values()}
-    in_refs = set(reasons)
-    for ref in refs.values():
-        if ref["type"] == "tag":
-            continue
-        ancestors = line(ref["snapshot-id"])
-        in_refs |= set(ancestors)
-        oldest = NOW - ref["max-snapshot-age-ms"] if "max-snapshot-age-ms" in ref else older_than_ms
-        count = ref.get("min-snapshots-to-keep", retain_last)
-        young = [i for i in ancestors if times[i] >= oldest]
-        # Times only fall along a line here, so that the young ones come first.
-        reasons |= set(ancestors[:count]) | set(young)
-    reasons |= {i for i in set(times) - in_refs if times[i] >= older_than_ms}
-    assert stay == reasons
-    after = apply_updates(metadata, plan.updates, now_ms=NOW)
-    assert {s["snapshot-id"] for s in after["snapshots"]} == stay
-    assert after["refs"] == refs
+        def line(snapshot_id: int | None) -> list[int]:
+            return [] if snapshot_id is None else [snapshot_id, *line(parents[snapshot_id])]
+
+        stay = set(times) - set(plan.snapshot_ids)
+        refs = {
+            name: ref
+            for name, ref in metadata["refs"].items()
+            if name == "main"
+            or NOW - times[ref["snapshot-id"]] <= ref.get("max-ref-age-ms", float("inf"))
+        }
+        assert set(metadata["refs"]) - set(plan.refs) == set(refs)
+        reasons: set[int] = {ref["snapshot-id"] for ref in refs.values()}
+        in_refs = set(reasons)
+        for ref in refs.values():
+            if ref["type"] == "tag":
+                continue
+            ancestors = line(ref["snapshot-id"])
+            in_refs |= set(ancestors)
+            oldest = (
+                NOW - ref["max-snapshot-age-ms"] if "max-snapshot-age-ms" in ref else older_than_ms
+            )
+            count = ref.get("min-snapshots-to-keep", retain_last)
+            young = [i for i in ancestors if times[i] >= oldest]
+            # Times only fall along a line here, so that the young ones come first.
+            reasons |= set(ancestors[:count]) | set(young)
+        reasons |= {i for i in set(times) - in_refs if times[i] >= older_than_ms}
+        assert stay == reasons
+        after = apply_updates(metadata, plan.updates, now_ms=NOW)
+        assert {s["snapshot-id"] for s in after["snapshots"]} == stay
+        assert after["refs"] == refs
+
+    check()
 
 
 # -- which files

@@ -1,0 +1,124 @@
+"""Variants of tests that ``make test`` leaves to the slow tests.
+
+Each takes the path of a variant that stays, with another parameter, and costs seconds of CPU time.
+Nothing is left out of the whole check, which has the slow tests too. A pattern is a regular
+expression for a test's name with its parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+import pytest
+
+# By file. The comment says what stays.
+VARIANTS = {
+    "cli/test_files.py": [
+        # A file and its sidecar that are replaced, and a file that is new.
+        r"test_no_crash_parts_a_file_from_its_key\[(damaged|without|only) sidecar-False\]",
+        # With two threads.
+        r"test_an_interrupted_large_file_leaves_nothing\[1-.*\]",
+    ],
+    "cli/test_keys.py": [
+        r"test_no_crash_of_rewrapping_loses_a_key\[(False-True|True-False)\]",
+    ],
+    "cli/test_table_write.py": [
+        # The answer "y", and a signal at a question in the tests' own process.
+        r"test_a_question_on_a_terminal\[\\x03-.*\]",
+    ],
+    "format/test_corpus.py": [
+        # Every case of the corpus through every way.
+        r"test_the_generator_makes_the_corpus_again",
+        r"test_the_export_has_the_form_of_iceberg_verification",
+    ],
+    "format/test_crash.py": [
+        # encrypt_file, and a writer that works in threads.
+        r"test_a_killed_process_leaves_the_target_whole_or_absent\[(decrypt_file|Writer)\]",
+        r"test_an_exit_amid_daemon_threads\[raise\]",
+    ],
+    "format/test_interrupts.py": [
+        # Three threads.
+        r"test_children_forked_while_others_read\[1-(path|BytesIO)\]",
+        r"test_reads_are_right_under_a_storm_of_interrupts\[(path|BytesIO)-1\]",
+    ],
+    "format/test_stream_writer.py": [
+        # One thread and four.
+        r"test_a_fork_while_writing\[2-.*\]",
+    ],
+    "format/test_tamper.py": [
+        # Files of one block have no work for a second thread.
+        r"test_every_change_is_refused\[(one-block|one-full-block|empty)-.*-2\]",
+    ],
+    "format/test_bulk.py": [
+        # KeyboardInterrupt and RuntimeError.
+        r"test_what_progress_raises_ends_the_call\[.*-(SystemExit|MemoryError)\]",
+    ],
+    "filesystem/test_readers.py": [
+        # A changed byte; Dask starts processes.
+        r"test_damage_raises\[(cut|another key)-with_dask\]",
+    ],
+    "iceberg/read/test_dask.py": [
+        # Dask's own processes in filesystem/test_readers.py, and frames within this one.
+        r"test_a_graph_has_no_key_and_is_read_by_another_process",
+    ],
+    "iceberg/commit/test_histories.py": [
+        # All histories with 100 kills are slow.
+        r"test_every_history_is_explained\[sql-6\]",
+    ],
+    "iceberg/commit/test_model.py": [
+        # The same writers, whose pointer is swapped.
+        r"test_two_writers_rotation_pruning_and_expiry\[writers1-rest\]",
+    ],
+    "iceberg/operations/test_erasure.py": [
+        # What another writer does before each step.
+        r"test_nothing_that_another_writer_does_meanwhile_is_lost\[True-.*\]",
+    ],
+    "iceberg/operations/test_migration.py": [
+        # Each version, partitioned or not, with one of the key sizes.
+        r"test_a_table_of_pyiceberg_is_encrypted\[(16-False-1|16-True-2|32-False-2|32-True-1)\]",
+    ],
+    "iceberg/operations/test_pruning.py": [
+        # Each pair over REST or over SQL.
+        r"test_two_writers_who_both_prune\[(rest-[0-3]-[01]|sql-[0-3]-[23])\]",
+        r"test_without_the_property_keys_stay\[sql-.*\]",
+        r"test_thousands_of_keys_as_java_leaves_them\[rest\]",
+    ],
+    "iceberg/operations/test_relocation.py": [
+        # To a folder, through both FileIOs; to S3 are the slow ones.
+        r"test_to_s3_within_it_and_back\[pyarrow.PyArrowFileIO\]",
+    ],
+    "iceberg/storage/test_storage.py": [
+        # Each table through one of the two FileIOs.
+        r"test_a_table_of_java_s_moved_to_s3\[(mor_dv-fsspec|parquet_plain-fsspec|stats-pyarrow)\]",
+    ],
+    "iceberg/test_tables.py": [
+        # Another seed; a bucket, a day and no partition.
+        r"test_the_same_as_on_a_plain_table\[.*-1\]",
+        r"test_filters_in_nanoseconds\[parquet-(hour|identity)\]",
+    ],
+    "iceberg/write/test_copy_on_write.py": [
+        r"test_random_programs\[1-.*\]",
+    ],
+    "spark/test_ledger.py": [
+        # A ledger in a folder; objects in test_object_ledger.py.
+        r"test_a_job_that_is_killed_at_any_step\[object\]",
+        r"test_a_table_is_compacted_while_another_job_works\[rest-.*\]",
+    ],
+    "spark/test_object_ledger.py": [
+        # The same steps on objects in memory.
+        r"test_a_kill_at_every_step\[moto-False\]",
+    ],
+}
+
+
+def mark(items: Sequence[pytest.Item], root: str) -> None:
+    """Mark the variants among collected tests as slow. ``root`` is the folder of the tests."""
+    of_file: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        of_file.setdefault(str(item.path).removeprefix(root + os.sep), []).append(item)
+    for file, patterns in VARIANTS.items():
+        for item in of_file.get(file, ()):
+            if any(re.fullmatch(pattern, item.name) for pattern in patterns):
+                item.add_marker(pytest.mark.slow)
