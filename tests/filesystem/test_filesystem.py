@@ -429,6 +429,8 @@ def test_the_sidecar_of_a_local_file_is_read_once(
     monkeypatch.setattr(storage, "read_starts", counted)
     assert local.cat_file(f"{tmp_path}/x") == TEXT
     assert read == [f"{tmp_path}/x.ags1.keys"]
+
+
 def _meanwhile(step: Callable[..., Any], number: int, other: Callable[[], None]) -> Any:
     """Return ``step``, which has another thread run ``other`` before its call of this number, to
     the end or until it waits."""
