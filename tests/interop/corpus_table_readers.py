@@ -63,6 +63,7 @@ class TablesOfSpark:
         self._spark.session.conf.set(self._CACHE, "false")
         self._spark.session.sparkContext.setLogLevel("OFF")  # what it refuses is a result
         self._catalog = self._spark.catalog("corpus")
+        self._names: list[str] = []
 
     def read(self, given: Given) -> Rows:
         """Return a table's rows. Raises JavaError."""
@@ -72,19 +73,18 @@ class TablesOfSpark:
         name = f"{self._catalog}.{DATABASE}.{given['name']}"
         try:
             with at_its_location(given) as metadata:
+                self._names.append(name)
                 self._spark.register(name, metadata)
-                try:
-                    # A hash, which Java prefers to the key ID, would be that of what was changed.
-                    known = {"encryption.key-id": given["table_key_id"], "metadata_hash": None}
-                    self._spark.set_parameters(name, known)
-                    rows = self._spark.session.sql(f"SELECT * FROM {name}").toArrow()
-                finally:
-                    self._spark.forget(name)
+                # A hash, which Java prefers to the key ID, would be that of what was changed.
+                known = {"encryption.key-id": given["table_key_id"], "metadata_hash": None}
+                self._spark.set_parameters(name, known)
+                rows = self._spark.session.sql(f"SELECT * FROM {name}").toArrow()
         except (Py4JJavaError, PySparkException) as error:
             raise JavaError(str(error)) from error
         return in_order(rows.to_pylist())
 
     def close(self) -> None:
         """Leave the session as it was."""
+        self._spark.forget(self._names)
         self._spark.session.sparkContext.setLogLevel("ERROR")
         self._spark.session.conf.set(self._CACHE, self._cached)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -153,10 +153,15 @@ class SparkTables:
 
         self._hive(alter)
 
-    def forget(self, table: str) -> None:
-        """Take a table out of the metastore, and leave its files as they are."""
-        _, database, name = table.split(".")
-        self._hive(lambda client: client.dropTable(database, name, False, False))
+    def forget(self, tables: Iterable[str]) -> None:
+        """Take those tables that the metastore has out of it, and leave their files."""
+
+        def drop(client: Any) -> None:
+            for table in tables:
+                _, database, name = table.split(".")
+                client.dropTable(database, name, False, True)
+
+        self._hive(drop)
 
     def commit(self, table: str, metadata_file: Path, **parameters: str) -> None:
         """Point the metastore to another metadata.json with its hash, as a Hive commit does.
