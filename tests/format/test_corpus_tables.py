@@ -103,7 +103,8 @@ def test_verify_table_finds_the_fault(case: dict[str, Any], kms: MemoryKms) -> N
         assert errors
 
 
-def test_the_generator_makes_the_tampered_tables_again() -> None:
+def test_the_generator_makes_the_tampered_tables_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(CORPUS)
     made = _program("generate_tables").generate()
     tampered = {case["name"] for case in CASES if case["madeFrom"]}
     committed = {

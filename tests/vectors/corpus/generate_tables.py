@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
 import table_faults as faults
+from derived_bytes import AUTHENTICATION, FORMAT, KEY_METADATA, TRUNCATED, UNWRAP
 from table_faults import MASTER_KEYS, TABLES, Table
 
 WRITERS = {
@@ -23,6 +21,8 @@ WRITERS = {
     "iceberg_rust": {"name": "iceberg-rust", "version": "0.10.1"},
     "ags1": {"name": "ags1", "version": "0.1.0"},
 }
+
+NOT_ENCRYPTED, INTEGRITY = "NotEncryptedError", "MetadataIntegrityError"
 
 NOTES = {
     "ChangedFile": ("AUTH_BYPASS", "A bit of an encrypted file was changed."),
@@ -88,7 +88,7 @@ ACCEPTABLE = (
         "java_1_11",
         "two appends and a delete; rewrite_manifests left a plaintext manifest",
         "PlainManifest",
-        "NotEncryptedError",
+        NOT_ENCRYPTED,
     ),
     (
         "iceberg_rust",
@@ -98,8 +98,6 @@ ACCEPTABLE = (
         "MissingFileLengthError",
     ),
 )
-NOT_ENCRYPTED, INTEGRITY = "NotEncryptedError", "MetadataIntegrityError"
-TRUNCATED, AUTHENTICATION = "TruncatedError", "AuthenticationError"
 
 # The valid table, what is done to it, the kind of file that has the fault, a comment, the flag and
 # the class of the error. Without an error, the table is acceptable. The new table has the name of
@@ -151,7 +149,7 @@ TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str, str | None], 
         "metadata",
         "the KEK wrapped by keyB",
         "WrongMasterKey",
-        "KmsUnwrapError",
+        UNWRAP,
     ),
     (
         "java_256_bit_keys",
@@ -167,7 +165,7 @@ TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str, str | None], 
         "metadata",
         "no entry of the key-id",
         "MissingKey",
-        "KeyMetadataError",
+        KEY_METADATA,
     ),
     (
         "ags1_parquet",
@@ -207,7 +205,7 @@ TAMPERED: tuple[tuple[str, Callable[[Table], None], str, str, str, str | None], 
         "manifest list",
         "a byte more",
         "TrailingData",
-        "FormatError",
+        FORMAT,
     ),
     (
         "ags1_avro",

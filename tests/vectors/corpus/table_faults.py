@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import base64
 import copy
-import hashlib
 import io
 import json
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import fastavro
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+import spec
+from derived_bytes import derived, sealed
+from generate_envelopes import MASTER_KEYS
 
-FOLDER = Path(__file__).parent
-TABLES = FOLDER / "tables"
-sys.path.insert(0, str(FOLDER))
-import spec  # noqa: E402
-
-MASTER_KEYS = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
-
-
-def derived(name: str, size: int) -> bytes:
-    """Return ``size`` bytes that depend on ``name`` alone."""
-    return hashlib.shake_256(f"ags1 corpus/tables/{name}".encode()).digest(size)
-
-
-def seal(key: bytes, text: bytes, aad: bytes, name: str) -> bytes:
-    nonce = derived(f"{name}/nonce", 12)
-    return nonce + AESGCM(key).encrypt(nonce, text, aad)
+TABLES = Path(__file__).parent / "tables"
 
 
 def key_metadata(key: bytes, prefix: bytes, length: int) -> bytes:
@@ -74,7 +59,7 @@ def avro_file(header: dict[str, str], records: list[dict[str, Any]], name: str) 
     schema = json.loads(header["avro.schema"])
     own = {key: value for key, value in header.items() if not key.startswith("avro.")}
     out = io.BytesIO()
-    marker = derived(f"{name}/marker", 16)
+    marker = derived(f"tables/{name}/marker", 16)
     fastavro.writer(out, schema, records, codec="null", metadata=own, sync_marker=marker)
     return out.getvalue()
 
@@ -120,9 +105,9 @@ class Table:
         wrapped = base64.b64decode(self.kek["encrypted-key-metadata"])
         kek = spec.open_sealed(MASTER_KEYS["keyA"], wrapped, b"")
         aad = self.kek["properties"]["KEY_TIMESTAMP"].encode()
-        key_id = base64.b64encode(derived(f"{self.name}/key-id", 16)).decode()
-        sealed = base64.b64encode(seal(kek, km, aad, f"{self.name}/list-key")).decode()
-        entry = {"key-id": key_id, "encrypted-key-metadata": sealed}
+        key_id = base64.b64encode(derived(f"tables/{self.name}/key-id", 16)).decode()
+        wrapped = sealed(f"tables/{self.name}/list-key/nonce", kek, km, aad)
+        entry = {"key-id": key_id, "encrypted-key-metadata": base64.b64encode(wrapped).decode()}
         self.keys.append(entry | {"encrypted-by-id": self.kek["key-id"]})
         return key_id
 
@@ -172,18 +157,18 @@ class Table:
 
     # -- other files in the place of those
 
-    def sealed(self, text: bytes, name: str) -> tuple[bytes, bytes]:
+    def encrypted(self, text: bytes, name: str) -> tuple[bytes, bytes]:
         """Return a stream and its key metadata, under a key of its own."""
-        name = f"{self.name}/{name}"
+        name = f"tables/{self.name}/{name}"
         key, prefix = derived(f"{name}/key", 16), derived(f"{name}/prefix", 16)
         data = struct.pack("<4si", b"AGS1", 1 << 20)
-        data += seal(key, text, prefix + bytes(4), name)
+        data += sealed(f"{name}/nonce", key, text, prefix + bytes(4))
         return data, key_metadata(key, prefix, len(data))
 
     def replace_list(self) -> None:
         """Write the manifest list again, with ``manifests`` as they are now."""
         text = avro_file(self.manifest_list[0], self.manifests, f"{self.name}/list")
-        data, km = self.sealed(text, "list")
+        data, km = self.encrypted(text, "list")
         self.files[self.list_path] = data
         replaced, key_id = self.snapshot["key-id"], self.add_list_key(km)
         self.snapshot["key-id"] = key_id
@@ -244,7 +229,7 @@ def data_files_exchanged(table: Table) -> None:
 def kek_of_other_master_key(table: Table) -> None:
     wrapped = base64.b64decode(table.kek["encrypted-key-metadata"])
     kek = spec.open_sealed(MASTER_KEYS["keyA"], wrapped, b"")
-    again = seal(MASTER_KEYS["keyB"], kek, b"", f"{table.name}/kek")
+    again = sealed(f"tables/{table.name}/kek/nonce", MASTER_KEYS["keyB"], kek)
     table.kek["encrypted-key-metadata"] = base64.b64encode(again).decode()
 
 
@@ -286,7 +271,7 @@ def plain_manifest_list(table: Table) -> None:
 def forged_manifest_list(table: Table) -> None:
     path = table.list_path
     text = opened(table.files[path], table.list_key(table.snapshot))
-    table.files[path], _ = table.sealed(text, "forged")
+    table.files[path], _ = table.encrypted(text, "forged")
 
 
 def cut_manifest_list(table: Table) -> None:
@@ -327,7 +312,7 @@ def cut_manifest(table: Table) -> None:
 def forged_manifest(table: Table) -> None:
     path = manifest_path(table)
     text = opened(table.files[path], table.manifests[0]["key_metadata"])
-    table.files[path], _ = table.sealed(text, "forged")
+    table.files[path], _ = table.encrypted(text, "forged")
 
 
 def cut_to_the_header(table: Table) -> None:
@@ -348,7 +333,7 @@ def plain_data_file(table: Table) -> None:
         data = table.plaintext(table.path(file["file_path"]), file["key_metadata"])
         file |= {"key_metadata": None, "file_size_in_bytes": len(data)}
     text = avro_file(header, entries, f"{table.name}/manifest")
-    table.files[manifest_path(table)], km = table.sealed(text, "manifest")
+    table.files[manifest_path(table)], km = table.encrypted(text, "manifest")
     size = len(table.files[manifest_path(table)])
     record |= {"key_metadata": km, "manifest_length": size}
     table.replace_list()
