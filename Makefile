@@ -16,8 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' files lie in memory if it has 8 GiB for them: on a disk they take a sixth longer.
 MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8388608 \
 	2>/dev/null && echo /dev/shm)
-# For Spark's JVMs in tests: those of minutes spend half of their CPU's time in the second compiler.
-SHORT_LIVED := -XX:TieredStopAtLevel=1
+# For Spark's JVMs in tests: those of minutes spend half of their CPU's time in the second compiler,
+# and a tenth in the threads of a collector for large heaps.
+SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
@@ -77,6 +78,7 @@ mutants: dev
 # In two processes, each with a Spark session of its own. They take the files folder by folder, because
 # each folder has its own Spark: by number of tests, xdist's order, files of two folders alternate.
 interop: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
+interop: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
 interop: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		-m "(interop or spark) and not cluster"
@@ -100,6 +102,7 @@ connect: native $(VENV)/.with-interop
 		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py
 
 # PyIceberg's own tests, and those with Ray and Daft. pip fetches them once.
+peers: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
 peers: dev $(VENV)/.with-peer-tests
 	$(BIN)/python -m pytest -m peers
 

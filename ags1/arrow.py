@@ -8,9 +8,10 @@ and fsspec, which are optional.
 from __future__ import annotations
 
 import atexit
+import errno
+import math
 import threading
 import time
-import weakref
 from typing import Any
 
 import fsspec
@@ -56,27 +57,70 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
         return self.open_input_file(path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        file = self.fs.open(path, mode="rb")
-        _in_use.add(file)
-        _was_used.set()
-        # Arrow calls the reader's read_buffer, which decrypts into Arrow's memory.
-        return pa.PythonFile(file, mode="r")
+        with _in_python:
+            # Arrow calls the reader's read_buffer, which decrypts into Arrow's memory.
+            return pa.PythonFile(_Input(self.fs.open(path, mode="rb")), mode="r")
 
 
-# The files that Arrow has not dropped yet, and whether any file was opened.
-_in_use: weakref.WeakSet[Any] = weakref.WeakSet()
-_was_used = threading.Event()
-_LONGEST_WAIT_SECONDS = 0.5
-# A thread of Arrow may still be dropping a file that has left the set.
-_LAST_WAIT_SECONDS = 0.1
+class _Input:
+    """A file that Arrow's threads read. It says when they are in Python."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> Any:
+        with _in_python:
+            return self._file.read(size)
+
+    def read_buffer(self, size: int = -1) -> Any:
+        with _in_python:
+            return self._file.read_buffer(size)
+
+    def __del__(self) -> None:
+        _in_python.note()
+
+
+class _InPython:
+    """The threads that are in calls of Arrow, and when the last call ended."""
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+        self._last = -math.inf
+        self.refuses = False
+
+    def __enter__(self) -> None:
+        if self.refuses:
+            self.note()
+            raise OSError(errno.ECANCELED, "the process ends, so nothing more is read ahead")
+        self._threads.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self.note()
+        self._threads.discard(threading.get_ident())
+
+    def note(self) -> None:
+        self._last = time.monotonic()
+
+    def is_recent(self) -> bool:
+        """Whether a thread is in Python, or may come again to read more or to drop a file."""
+        return bool(self._threads) or time.monotonic() < self._last + _QUIET_SECONDS
+
+
+_in_python = _InPython()
+_LONGEST_WAIT_SECONDS = 30
+_QUIET_SECONDS = 0.1
 
 
 @atexit.register
 def _wait_for_arrow() -> None:
-    """Let Arrow's threads drop their files. A thread of Arrow that needs Python while Python ends
-    would abort the process (``terminate called without an active exception``)."""
+    """Let Arrow's threads end their work, such as what they read ahead for a scan that was not read
+    to its end. Python ends a thread that needs it while it ends itself. That aborts the process
+    (``terminate called without an active exception``), or Arrow waits for the thread for ever."""
     end = time.monotonic() + _LONGEST_WAIT_SECONDS
-    while _in_use and time.monotonic() < end:
+    _in_python.refuses = True
+    while _in_python.is_recent() and time.monotonic() < end:
         time.sleep(0.005)
-    if _was_used.is_set():
-        time.sleep(_LAST_WAIT_SECONDS)
+    _in_python.refuses = False

@@ -206,7 +206,7 @@ class KeyEncryptionKey(Secret):
         if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
             wrapped_key = _bytes(kms.rewrap_key(entry.encrypted_key_metadata, master_key_id))
         else:
-            wrapped_key = _bytes(kms.wrap_key(bytes(self._key), master_key_id))
+            wrapped_key = _wrapped(kms.wrap_key(bytes(self._key), master_key_id), self._key)
         if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
         # Java reads this spelling only.
@@ -223,14 +223,23 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
     if kms.supports_key_generation:
         with contextlib.suppress(NotImplementedError):  # not of this size
             made = kms.generate_key(master_key_id, key_size)
-            key_made, wrapped_key = _bytes(made.key), _bytes(made.wrapped_key)
+            key_made = _bytes(made.key)
+            wrapped_key = _wrapped(made.wrapped_key, key_made)
             if len(key_made) != key_size:
                 raise KmsError(
                     f"the KMS made a key of {len(key_made)} bytes where {key_size} were asked for"
                 )
             return GeneratedKey(key_made, wrapped_key)
     key = random_bytes(key_size)
-    return GeneratedKey(key, _bytes(kms.wrap_key(key, master_key_id)))
+    return GeneratedKey(key, _wrapped(kms.wrap_key(key, master_key_id), key))
+
+
+def _wrapped(answer: object, key: bytes | bytearray) -> bytes:
+    """Return ``key`` as a KMS client has wrapped it. Raises KmsError if everybody can read it."""
+    wrapped_key = _bytes(answer)
+    if key in wrapped_key:
+        raise KmsError("the KMS client returned the key as it is: it must wrap it")
+    return wrapped_key
 
 
 def _bytes(answer: object) -> bytes:

@@ -87,9 +87,11 @@ class PyIcebergKms:
     def _call(self, doing: str, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except (Ags1Error, NotImplementedError, MemoryError):
+        except (Ags1Error, MemoryError):
             raise
         except Exception as error:
+            if isinstance(error, NotImplementedError) and doing == "generate_key":
+                raise NotImplementedError(f"{self!r} makes no keys") from None
             said = f"{self!r} failed in {doing}: {type(error).__name__}"
             if isinstance(error, (ConnectionError, TimeoutError)):
                 raise KmsUnavailableError(f"{said}. Try again when its service answers") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,34 @@ def test_a_dataset_of_several_files_is_written_and_read(tmp_path: Path) -> None:
     assert all(name.endswith((".parquet.ags1", ".parquet.ags1.keys")) for name in stored)
     found = ds.dataset(str(tmp_path / "t"), filesystem=fs, format="parquet").to_table()
     assert found.sort_by("id").equals(TABLE)
+
+
+_SLOW = """
+import sys, time
+import pyarrow.dataset
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from ags1 import arrow
+
+class Slow(DirFileSystem):
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        time.sleep(0.4)
+        return super().cat_file(path, start=start, end=end, **kwargs)
+
+files = arrow.filesystem(Slow(sys.argv[1], LocalFileSystem()))
+print(pyarrow.dataset.dataset("rows", filesystem=files, format="parquet").head(5).num_rows)
+"""
+
+
+def test_a_process_ends_although_arrow_reads_ahead(tmp_path: Path) -> None:
+    """Arrow's threads read other files for ``head``, which does not wait for them."""
+    files = ags1.arrow.filesystem()
+    (tmp_path / "rows").mkdir()
+    rows = pa.table({"n": range(100_000)})
+    for number in range(8):
+        path = f"{tmp_path}/rows/{number}.parquet"
+        pq.write_table(rows, path, filesystem=files, row_group_size=10_000)
+    done = subprocess.run(
+        [sys.executable, "-c", _SLOW, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr

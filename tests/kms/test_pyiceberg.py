@@ -103,6 +103,24 @@ class Broken(WrapsOnly):
         raise failures.get(wrapping_key_id, ValueError)(f"while unwrapping {KEY!r} {KEY.hex()}")
 
 
+class Careless(WrapsOnly):
+    """Returns keys without wrapping them, and has them in the text of each exception."""
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return b"wrapped:" + key
+
+    def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
+        raise NotImplementedError(f"unwrap {KEY!r}")
+
+    def generate_key(self, wrapping_key_id: str) -> Any:
+        raise NotImplementedError(f"wrap {KEY!r} first")
+
+
+class CarelesslyGenerates(Generates):
+    def generate_key(self, wrapping_key_id: str) -> Generated:
+        return Generated(KEY, KEY)
+
+
 class CannotBeMade(WrapsOnly):
     def __init__(self, properties: Mapping[str, str]) -> None:
         raise ValueError(f"bad properties {properties}")
@@ -179,6 +197,25 @@ def test_its_exceptions_become_ours_without_their_text(key_id: str, error: type)
         by_py_kms_impl(Broken).unwrap_key(b"wrapped", key_id)
     assert type(caught.value) is error
     assert not [text for text in spellings(KEY) if text in everything_said(caught.value)]
+
+
+def test_a_client_that_says_it_cannot_does_not_say_keys() -> None:
+    kms = by_py_kms_impl(Careless)
+    with pytest.raises(NotImplementedError, match=r"Careless\) makes no keys") as generating:
+        kms.generate_key("keyA", 32)
+    with pytest.raises(KmsError, match="failed in unwrap_key: NotImplementedError") as unwrapping:
+        kms.unwrap_key(b"wrapped", "keyA")
+    for caught in (generating.value, unwrapping.value):
+        assert not [text for text in spellings(KEY) if text in everything_said(caught)]
+
+
+@pytest.mark.parametrize("kind", [Careless, CarelesslyGenerates])
+def test_a_key_that_is_not_wrapped_is_not_stored(kind: type) -> None:
+    with pytest.raises(KmsError, match="returned the key as it is"):
+        KeyEncryptionKey.generate(by_py_kms_impl(kind), "keyA", key_size=32)
+    kek = KeyEncryptionKey.generate(by_py_kms_impl(WrapsOnly), "keyA", key_size=32)
+    with pytest.raises(KmsError, match="returned the key as it is"):
+        kek.rewrap(by_py_kms_impl(Careless), "keyB", same_kms=False)
 
 
 def test_what_it_returns_has_to_be_bytes() -> None:

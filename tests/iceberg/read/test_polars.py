@@ -95,7 +95,9 @@ def comparisons(draw: st.DrawFn) -> pl.Expr:
     plain = [v for v in LITERALS[column] if not isinstance(v, pl.Expr | float | datetime)]
     kinds = {
         "compared": lambda: compare(pl.col(column), literal),
-        "exchanged": lambda: compare(pl.lit(literal), pl.col(column)),
+        "exchanged": lambda: compare(
+            literal if isinstance(literal, pl.Expr) else pl.lit(literal), pl.col(column)
+        ),
         "between": lambda: pl.col(column).is_between(
             literal, other, draw(st.sampled_from(["both", "left", "right", "none"]))
         ),

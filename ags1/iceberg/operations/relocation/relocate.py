@@ -129,7 +129,8 @@ def relocate(
 
     Raises ValueError if the location is invalid, if it is inside the present one or contains it,
     or if it is the present one under another name (through a link, a mount or an access point);
-    TypeError if the table is not encrypted; FileExistsError if another file is in the way;
+    TypeError if the table is not encrypted; NotImplementedError if it was opened with
+    ``trust_file_size``; FileExistsError if another file is in the way;
     MetadataIntegrityError, TruncatedError, FormatError, AuthenticationError and NotEncryptedError
     if the table is damaged; KmsError; OSError.
 
@@ -145,6 +146,11 @@ def relocate(
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     view = table.view()
+    if view.files.trust_file_size:
+        raise NotImplementedError(
+            "the table was opened with trust_file_size, and its copy would have what may be cut "
+            "files as whole ones: write the rows that you have checked into a new table"
+        )
     old_location = view.metadata["location"]
     new_location = checked_location(new_location)
     io_properties = view.files.properties if properties is None else dict(properties)
