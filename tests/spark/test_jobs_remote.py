@@ -361,6 +361,27 @@ def test_a_storage_that_sends_all_where_a_range_is_asked_for(
         storage.get(f"s3://{BUCKET}/in/a", 0, MIB, version)
 
 
+def test_a_small_object_is_read_by_one_request(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = places.write("s3", "small", at_most=MIB, more=MIB + 1)
+    counts = {}
+    for name, data in written.items():
+        requests: list[Any] = []
+        get = S3Storage.get
+        monkeypatch.setattr(
+            S3Storage, "get", lambda *given, of=requests, get=get: of.append(given) or get(*given)
+        )
+        path = places.url("s3", f"small/{name.replace('_', '/')}")
+        storage = storages.storage_of(path)
+        with storage.open(path, *storage.status(path)) as source:
+            assert source.read(0, 8) == data[:8]
+            assert source.read(8, len(data)) == data[8:]
+        counts[name] = len(requests)
+        monkeypatch.undo()
+    assert counts == {"at/most": 1, "more": 2}
+
+
 def test_patterns_and_what_is_passed_over(places: Places) -> None:
     places.write("s3", "in", a_x=10, b_x=20, b_y=30, b_c_x=40)
     places.s3.put_object(Bucket=BUCKET, Key="in/marker/", Body=b"")

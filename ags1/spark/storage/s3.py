@@ -53,6 +53,8 @@ _ATTEMPTS = 3
 # Parts uploaded at a time, by file and by process.
 _UPLOADS_PER_FILE, _UPLOADS = 2, 16
 _TRIES = 3
+# Bytes that are read by one request, however few of them are asked for first.
+_SMALL = 1 << 20
 _ATTEMPT_KEY = "ags1-attempt"
 _CHECKSUMS = frozenset(f"Checksum{name}" for name in "CRC32 CRC32C CRC64NVME SHA1 SHA256".split())
 # S3's codes for an upload that can never be completed.
@@ -64,15 +66,21 @@ _uploaders = OncePerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
 
 
 class _S3Source(RemoteSource):
-    """An object that is read by ranges of one ETag."""
+    """An object that is read by ranges of one ETag, or whole if it is small."""
 
     def __init__(self, storage: S3Storage, path: str, size: int, version: str) -> None:
         self._storage, self._path = storage, path
         self._s3 = storage
+        self._whole: bytes | None = None
         self.size, self.version = size, version
 
     def read(self, offset: int, size: int) -> bytes:
-        return self._s3.get(self._path, offset, size, self.version) if size else b""
+        if self.size > _SMALL:
+            return self._s3.get(self._path, offset, size, self.version) if size else b""
+        if self._whole is None:
+            whole = self._s3.get(self._path, 0, self.size, self.version) if self.size else b""
+            self._whole = whole
+        return self._whole[offset : offset + size]
 
     def check_unchanged(self) -> None:
         # Each read has asked for this version, unless there was nothing to read.
