@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from ..atomic import temporary_path
 from ..errors import KeyMetadataError
-from ..keys.pairs import PresentSidecar, publish_pair, remove_pair, with_keys_of
-from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
+from ..keys.pairs import PresentSidecar, check_link, publish_pair, remove_pair, with_keys_of
+from ..keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_beside, sidecar_path
 from ..source import regular_file
 
 # Larger files are uploaded from the disk, in parts.
@@ -108,15 +108,16 @@ class Local:
     def publish(
         self, staged: _LocalStaged, path: str, sidecar: Sidecar, *, overwrite: bool
     ) -> None:
-        target = os.path.realpath(path)
+        target, name = os.path.realpath(path), sidecar_beside(path)
         if overwrite:
+            check_link(path, name)
             with contextlib.suppress(FileNotFoundError):
                 os.chmod(staged.target, stat.S_IMODE(os.stat(target).st_mode) & 0o777)
         publish_pair(
             staged.target,
             target,
             sidecar,
-            sidecar_path(path),
+            name,
             overwrite=overwrite,
             durable=True,
             takes_orphans=not overwrite,
@@ -301,6 +302,8 @@ class _RemoteStaged:
 
 
 def _read_local_start(path: str, size: int) -> bytes:
+    if path.endswith(SUFFIX):
+        path = sidecar_beside(path.removesuffix(SUFFIX))
     with regular_file(path) as (fd, _), open(fd, "rb", closefd=False) as file:
         return file.read(size)
 

@@ -46,7 +46,7 @@ from typing import NamedTuple
 from .. import private_file
 from ..atomic import publish
 from ..errors import KeyMetadataError
-from .sidecar import MAX_SIDECAR_SIZE, Sidecar, write_sidecar
+from .sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_sidecar
 
 
 class PresentSidecar(NamedTuple):
@@ -189,6 +189,18 @@ def _orphan(path: str) -> Iterator[PresentSidecar | None]:
         yield present
     finally:
         os.close(fd)
+
+
+def check_link(target: str, sidecar_file: str) -> None:
+    """Raise OSError if ``target`` is a link to a file whose usual sidecar is another one than
+    ``sidecar_file``: that sidecar would not open the new file."""
+    own = sidecar_path(os.path.realpath(target))
+    is_other = os.path.realpath(sidecar_file) != os.path.realpath(own)
+    if os.path.islink(target) and is_other and os.path.lexists(own):
+        said = (
+            f"this is a link, and the file that it points to has the sidecar {own}: name that file"
+        )
+        raise OSError(errno.EINVAL, said, target)
 
 
 def already_exists(path: str) -> FileExistsError:

@@ -12,6 +12,7 @@ new one, so that a crash leaves neither of them without its key.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,15 @@ class Sidecar:
 def sidecar_path(file: str) -> str:
     """Return the usual name of the sidecar of an encrypted file."""
     return file + SUFFIX
+
+
+def sidecar_beside(file: str) -> str:
+    """Return the name of the sidecar of a file on this machine. For a link that has none, it is
+    that of the file which the link points to."""
+    own = sidecar_path(file)
+    if os.path.islink(file) and not os.path.lexists(own):
+        return sidecar_path(os.path.realpath(file))
+    return own
 
 
 def read_sidecar(path: str) -> Sidecar:

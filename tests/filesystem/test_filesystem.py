@@ -346,7 +346,28 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_stays_one(
     assert (tmp_path / "x.ags1").stat().st_mode & 0o777 == 0o640
     local.pipe_file(f"{tmp_path}/link", b"three")
     assert (tmp_path / "link.ags1").is_symlink()
-    assert local.cat_file(f"{tmp_path}/link") == b"three"
+    assert local.cat_file(f"{tmp_path}/link") == local.cat_file(f"{tmp_path}/x") == b"three"
+    assert not (tmp_path / "link.ags1.keys").exists()
+
+
+def test_a_link_with_another_sidecar_is_not_written(
+    tmp_path: Path, local: Ags1FileSystem, command: Callable[..., None]
+) -> None:
+    local.pipe_file(f"{tmp_path}/x", b"one")
+    local.pipe_file(f"{tmp_path}/y", b"other")
+    (tmp_path / "link.ags1").symlink_to("x.ags1")
+    (tmp_path / "y.ags1.keys").rename(tmp_path / "link.ags1.keys")
+    with pytest.raises(OSError, match="name that file"):
+        local.pipe_file(f"{tmp_path}/link", b"two")
+    (tmp_path / "z").write_bytes(b"three")
+    with pytest.raises(AssertionError, match="name that file"):
+        command("encrypt", "--force", tmp_path / "z", "-o", tmp_path / "link.ags1")
+    assert local.cat_file(f"{tmp_path}/x") == b"one"
+    (tmp_path / "link.ags1.keys").unlink()
+    command("encrypt", "--force", tmp_path / "z", "-o", tmp_path / "link.ags1")
+    assert local.cat_file(f"{tmp_path}/x") == b"three"
+    command("decrypt", tmp_path / "link.ags1", "-o", tmp_path / "plain")
+    assert (tmp_path / "plain").read_bytes() == b"three"
 
 
 def test_errors_name_what_the_user_has_named(tmp_path: Path, local: Ags1FileSystem) -> None:

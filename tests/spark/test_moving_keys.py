@@ -316,6 +316,16 @@ class TestAsTheJobGoes:
             assert published([wanted], again=True, sidecars=True) == [wanted]
             assert self.opened("a") == b"text"
 
+    @pytest.mark.parametrize("replaces", [False, True])
+    def test_a_paused_job_takes_no_key_from_the_one_that_took_it_over(self, replaces: bool) -> None:
+        if replaces:
+            published([self.staged(JOB, "a", b"old")], sidecars=True)
+        wanted = self.staged(JOB, "a", b"new", replaces=replaces)
+        assert published([wanted], again=True, sidecars=True) == [wanted]
+        # The paused job goes on, and does not know yet that it has lost its claim.
+        assert [row.status for row in published([wanted], sidecars=True)] == [FAILED]
+        assert self.opened("a") == b"new"
+
     def test_keys_of_a_file_that_was_moved_away_stay(self) -> None:
         for plain in (b"one", b"two"):
             wanted = self.staged(JOB, "a", plain)

@@ -35,7 +35,7 @@ from ...errors import Ags1Error
 from ...key_metadata import KeyMetadata
 from ...keys import Keychain, Sidecar, write_sidecar
 from ...keys.keychain import FILE_KEY_SIZE
-from ...keys.pairs import already_exists, present_sidecar, publish_pair, take_back
+from ...keys.pairs import already_exists, check_link, present_sidecar, publish_pair, take_back
 from ...stream import open as open_stream
 from ...writer import Writer
 from ..console import BinaryOutput, binary_input
@@ -182,6 +182,8 @@ def _pipe_source(job: Job) -> Iterator[Iterator[bytes]]:
 def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
     """Refuse before the work what publishing would refuse after it. Raises OSError."""
     assert job.target is not None
+    if overwrite:
+        check_link(job.target, job.sidecar)
     may_be_there = job.sidecar if takes_orphans and not os.path.lexists(job.target) else None
     for path in (job.target, job.sidecar):
         try:

@@ -16,7 +16,7 @@ from ... import layout
 from ...atomic import is_temporary
 from ...errors import FormatError
 from ...keys.sidecar import SUFFIX as SIDECAR_SUFFIX
-from ...keys.sidecar import sidecar_path
+from ...keys.sidecar import sidecar_beside
 from ..console import STDIN
 from ..options import Paths
 
@@ -101,7 +101,7 @@ def plan_encryption(
                 plan.problems.append((file.path, OSError(errno.EINVAL, said)))
                 continue
         target, makes_folder = _target(file, sources, output, lambda name: name + SUFFIX)
-        keys = sidecar if sidecar is not None else sidecar_path(target)
+        keys = sidecar if sidecar is not None else sidecar_beside(target)
         plan.jobs.append(Job(file.path, target, keys, file.size, file.is_pipe, makes_folder))
     _check(plan, sources, output, sidecar)
     if skip_existing:
@@ -275,7 +275,7 @@ def _sidecar_of(file: _Source, sidecar: str | None) -> str:
         return sidecar
     if file.is_pipe:
         raise click.UsageError("to read from a pipe, say with --sidecar FILE where the keys are")
-    return sidecar_path(file.path)
+    return sidecar_beside(file.path)
 
 
 def _is_encrypted(path: str) -> bool:

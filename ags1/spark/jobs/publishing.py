@@ -130,7 +130,8 @@ def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
     except OSError as error:
         if again and not isinstance(error, (FileExistsError, NothingStagedError)):
             raise
-        if sidecars:
+        # If our staged file is gone, a job that has taken this one over may have given it its name.
+        if sidecars and (again or not isinstance(error, NothingStagedError)):
             remove_key(row)
         # The row keeps its key, so that no file is lost, whatever went wrong.
         row = row._replace(status=FAILED, error_kind=type(error).__name__, error=cause(error))
