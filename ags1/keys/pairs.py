@@ -44,6 +44,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .. import private_file
+from .._gcm import process_number
 from ..atomic import publish
 from ..errors import KeyMetadataError
 from .sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_sidecar
@@ -96,24 +97,27 @@ def _replace_sidecar(
     ``locks`` holds both, so that no other run changes or removes the pair. Raises OSError,
     KeyMetadataError."""
     while True:
-        locks.enter_context(locked(path))
-        old = present_sidecar(path)
-        first = with_keys_of(sidecar, old, path)
-        is_new = old is None and not os.path.islink(path)
-        try:
-            write_sidecar(path, first, overwrite=not is_new, durable=durable)
-            locks.enter_context(locked(path))
-            present = present_sidecar(path)
-        except FileExistsError:
-            if not is_new:
+        # Its locks are released before another try, which may need the same ones.
+        with contextlib.ExitStack() as held:
+            held.enter_context(locked(path))
+            old = present_sidecar(path)
+            first = with_keys_of(sidecar, old, path)
+            is_new = old is None and not os.path.islink(path)
+            try:
+                write_sidecar(path, first, overwrite=not is_new, durable=durable)
+                held.enter_context(locked(path))
+                present = present_sidecar(path)
+            except FileExistsError:
+                if not is_new:
+                    raise
+                continue
+            except BaseException:
+                take_back(path, first, old)
                 raise
-            continue
-        except BaseException:
-            take_back(path, first, old)
-            raise
-        # Another run may have come before we held the lock.
-        if present is not None and present.data == first.to_bytes():
-            return old, first
+            # Another run may have come before we held the lock.
+            if present is not None and present.data == first.to_bytes():
+                locks.push(held.pop_all())
+                return old, first
 
 
 @contextlib.contextmanager
@@ -122,6 +126,7 @@ def locked(path: str) -> Iterator[bool]:
     one. Where the file system has no locks, nothing is locked."""
     fd = -1
     is_there = True
+    process = process_number()
     try:
         while True:
             try:
@@ -139,9 +144,10 @@ def locked(path: str) -> Iterator[bool]:
         yield is_there
     finally:
         if fd >= 0:
-            with contextlib.suppress(OSError):
-                # A child that was forked meanwhile has this descriptor too.
-                fcntl.flock(fd, fcntl.LOCK_UN)
+            if process == process_number():
+                with contextlib.suppress(OSError):
+                    # A child that was forked meanwhile has this descriptor, too.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 

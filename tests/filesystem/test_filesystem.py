@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import ags1
 from ags1.errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsConfigurationError
 from ags1.filesystem import Ags1FileSystem
-from ags1.keys import Keychain, pairs
+from ags1.keys import Keychain, pairs, read_sidecar
 from ags1.kms import LocalKms
 
 TEXT = b"".join(b"%d,%d\n" % (n, n * n) for n in range(300_000))  # several blocks
@@ -511,6 +511,29 @@ def test_two_who_change_a_pair_come_one_after_the_other(
     else:
         assert names(tmp_path) == ["x.ags1", "x.ags1.keys"]
         assert local.cat_file(path) == b"second"
+
+
+@pytest.mark.parametrize("second", [b"second", None])
+def test_whoever_comes_before_a_new_sidecar_is_locked_comes_first(
+    tmp_path: Path, local: Ags1FileSystem, monkeypatch: pytest.MonkeyPatch, second: bytes | None
+) -> None:
+    path = f"{tmp_path}/x"
+    other = Ags1FileSystem(fs=LocalFileSystem(), skip_instance_cache=True)
+
+    def second_work() -> None:
+        if second is None:
+            os.remove(f"{path}.ags1.keys")
+        else:
+            other.pipe_file(path, second)
+
+    # Its first lock is that of the old sidecar.
+    monkeypatch.setattr(pairs, "locked", _meanwhile(pairs.locked, 2, second_work))
+    first = Thread(target=local.pipe_file, args=(path, b"first"), daemon=True)
+    first.start()
+    first.join(30)
+    assert not first.is_alive()
+    assert local.cat_file(path) == b"first"
+    assert len(read_sidecar(f"{path}.ags1.keys").file_keys) == 1
 
 
 def test_a_removal_leaves_the_key_of_a_file_that_replaced_its_own() -> None:
