@@ -217,7 +217,7 @@ def test_64_threads_on_one_reader(tmp_path: Path, threads: int) -> None:
 
     def work(seed: int) -> int:
         picker = random.Random(seed)
-        for _ in range(12):
+        for _ in range(6):
             at, size = picker.randrange(len(data)), picker.choice([1, 4096, 100_000, 3 * MIB])
             assert file.pread(at, size) == data[at : at + size]
             ranges = [(picker.randrange(len(data)), 1000) for _ in range(3)]
@@ -387,7 +387,7 @@ def check_memory(
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_bounded(run_python: RunPython, tmp_path: Path, threads: int) -> None:
     # Far above what a bounded stream needs, far below the file.
-    check_memory(run_python, tmp_path, 200 * MIB, threads, threads, 64 << 10, {99 * MIB: b"middle"})
+    check_memory(run_python, tmp_path, 150 * MIB, threads, threads, 64 << 10, {99 * MIB: b"middle"})
 
 
 @needs_proc

@@ -131,9 +131,9 @@ def decrypt_files(
     ``sources`` None means all files of the ledger. Moved files may be given too, if they keep their
     relative paths below the folder that is given. ``key_ids`` are the master keys to accept. They
     have to be given if the KMS would unwrap with other users' keys too. The same ledger notes which
-    files are done, and the next job leaves those alone. The other arguments, their number and the
-    errors are those of ``encrypt_files``. If no key can be unwrapped, that is an error of the job:
-    KmsError, KeyMetadataError, AuthenticationError.
+    files are done, and the next job leaves those alone. The other arguments and the errors are
+    those of ``encrypt_files``. If no key can be unwrapped, that is an error of the job: KmsError,
+    KeyMetadataError, AuthenticationError. There are more than eight arguments, as there.
     """
     root = absolute(_named(target, "target"))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
@@ -165,8 +165,11 @@ def verify_files(
     max_failures: int | None = None,
     dry_run: bool = False,
 ) -> Summary:
-    """Authenticate every block of files whose keys the ledger has; write nothing. Arguments and
-    errors as in ``decrypt_files``."""
+    """Authenticate every block of files whose keys the ledger has; write nothing.
+
+    The arguments and the errors are those of ``decrypt_files``. There are more than eight
+    arguments, as there.
+    """
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     at = LedgerAt(_named(ledger, "ledger"), kms)

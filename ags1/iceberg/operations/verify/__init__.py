@@ -114,7 +114,6 @@ def verify_table(
     finally:
         meter.stop()
         pool.shutdown(cancel_futures=True)
-    seconds = time.perf_counter() - started
     report.finish()
     exposed, exposed_current = index.count_exposed()
     return TableVerification(
@@ -126,7 +125,7 @@ def verify_table(
         exposed_files=exposed,
         exposed_current_files=exposed_current,
         verified_size=walk.verified_size + verified_size,
-        seconds=seconds,
+        seconds=time.perf_counter() - started,
         findings=findings.sorted(),
         finding_counts=dict(findings.counts),
     )
