@@ -2,7 +2,7 @@
 
 Each takes the path of a variant that stays, with another parameter, and costs seconds of CPU time.
 Nothing is left out of the whole check, which has the slow tests too. A pattern is a regular
-expression for a test's name with its parameters.
+expression for a test's name with its class and its parameters.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ VARIANTS = {
         r"test_an_exit_amid_daemon_threads\[raise\]",
     ],
     "format/test_interrupts.py": [
-        # Three threads.
-        r"test_children_forked_while_others_read\[1-(path|BytesIO)\]",
-        r"test_reads_are_right_under_a_storm_of_interrupts\[(path|BytesIO)-1\]",
+        # Three threads, on a path and on a file; for interrupts, a BytesIO is read as a file is.
+        r"test_children_forked_while_others_read\[(1-path|1-BytesIO|3-BytesIO)\]",
+        r"test_reads_are_right_under_a_storm_of_interrupts\[(path-1|BytesIO-1|BytesIO-3)\]",
     ],
     "format/test_stream_writer.py": [
         # One thread and four.
@@ -61,9 +61,9 @@ VARIANTS = {
     ],
     "filesystem/test_abstract.py": [
         # The same cases in memory.
-        r"test_copy_glob_edge_cases\[file-.*\]",
-        r"test_get_glob_edge_cases\[file-.*\]",
-        r"test_put_glob_edge_cases\[file-.*\]",
+        r"TestCopy::test_copy_glob_edge_cases\[file-.*\]",
+        r"TestGet::test_get_glob_edge_cases\[file-.*\]",
+        r"TestPut::test_put_glob_edge_cases\[file-.*\]",
     ],
     "filesystem/test_readers.py": [
         # A changed byte; Dask starts processes.
@@ -95,6 +95,10 @@ VARIANTS = {
         # Each version, partitioned or not, with one of the key sizes.
         r"test_a_table_of_pyiceberg_is_encrypted\[(16-False-1|16-True-2|32-False-2|32-True-1)\]",
     ],
+    "iceberg/operations/test_orphans.py": [
+        # PyArrow's FileIO.
+        r"test_a_table_on_s3\[fsspec.FsspecFileIO\]",
+    ],
     "iceberg/operations/test_pruning.py": [
         # Each pair over REST or over SQL.
         r"test_two_writers_who_both_prune\[(rest-[0-3]-[01]|sql-[0-3]-[23])\]",
@@ -105,6 +109,10 @@ VARIANTS = {
         # To a folder, through both FileIOs; to S3 are the slow ones.
         r"test_to_s3_within_it_and_back\[pyarrow.PyArrowFileIO\]",
     ],
+    "iceberg/operations/test_verify.py": [
+        # PyArrow's FileIO.
+        r"test_a_table_on_s3\[fsspec.FsspecFileIO\]",
+    ],
     "iceberg/storage/test_storage.py": [
         # Each table through one of the two FileIOs.
         r"test_a_table_of_java_s_moved_to_s3\[(mor_dv-fsspec|parquet_plain-fsspec|stats-pyarrow)\]",
@@ -113,6 +121,8 @@ VARIANTS = {
         # Another seed; a bucket, a day and no partition.
         r"test_the_same_as_on_a_plain_table\[.*-1\]",
         r"test_filters_in_nanoseconds\[parquet-(hour|identity)\]",
+        # Parquet in nanoseconds, Avro in microseconds.
+        r"test_dates_that_became_times\[avro-.*-timestamp_ns\]",
     ],
     "iceberg/write/test_copy_on_write.py": [
         r"test_random_programs\[1-.*\]",
@@ -126,11 +136,15 @@ VARIANTS = {
     "spark/test_ledger.py": [
         # A ledger in a folder; objects in test_object_ledger.py.
         r"test_a_job_that_is_killed_at_any_step\[object\]",
-        r"test_a_table_is_compacted_while_another_job_works\[rest-.*\]",
+        r"test_a_table_is_compacted_while_another_job_works\[(rest-.*|sql-compact)\]",
+        # What is done with the files of a killed job is the same for every ledger.
+        r"TestAfterAKill::test_\w+\[iceberg\]",
     ],
     "spark/test_object_ledger.py": [
         # The same steps on objects in memory.
         r"test_a_kill_at_every_step\[moto-False\]",
+        r"TestPromises::test_compacting_and_wrapping_again\[moto\]",
+        r"TestClaims::test_(one_of_many_gets_it|a_change_that_arrives_late)\[moto\]",
     ],
 }
 
@@ -142,5 +156,6 @@ def mark(items: Sequence[pytest.Item], root: str) -> None:
         of_file.setdefault(str(item.path).removeprefix(root + os.sep), []).append(item)
     for file, patterns in VARIANTS.items():
         for item in of_file.get(file, ()):
-            if any(re.fullmatch(pattern, item.name) for pattern in patterns):
+            name = item.nodeid.partition("::")[2]
+            if any(re.fullmatch(pattern, name) for pattern in patterns):
                 item.add_marker(pytest.mark.slow)
