@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import FIRST
 from slow_variants import VARIANTS
 
 TESTS = Path(__file__).parent
@@ -88,6 +89,10 @@ def test_the_tests_folders_are_those_of_the_packages() -> None:
         folder = path.parent.relative_to(TESTS)
         is_package = (ROOT / "ags1" / folder / "__init__.py").is_file()
         assert is_package or str(folder) in OTHER_FOLDERS, path
+
+
+def test_the_files_that_come_first_are_there() -> None:
+    assert all((TESTS / file).is_file() for file in FIRST)
 
 
 @pytest.mark.parametrize("file", VARIANTS)
