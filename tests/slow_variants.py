@@ -159,3 +159,4 @@ def mark(items: Sequence[pytest.Item], root: str) -> None:
             name = item.nodeid.partition("::")[2]
             if any(re.fullmatch(pattern, name) for pattern in patterns):
                 item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.variant)

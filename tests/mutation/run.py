@@ -27,7 +27,8 @@ COPIED = ("ags1", "bench", "include", "tests", "setup.py", "build_openssl.py", "
 LEFT_OUT = ("*.so", "__pycache__", "fuzz", "mutation")
 BUILD = [sys.executable, "-W", "ignore", "setup.py", "--quiet", "build_ext", "--inplace"]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m"]
-ORDINARY = "not slow and not interop and not spark and not peers"
+# With the variants that `make test` leaves to the slow tests.
+ORDINARY = "(variant or not slow) and not interop and not spark and not peers"
 SECONDS = 600
 
 
