@@ -101,7 +101,7 @@ connect: native $(VENV)/.with-interop
 	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest \
 		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py
 
-# PyIceberg's own tests, and those with Ray and Daft. pip fetches them once.
+# PyIceberg's own tests, and those with Ray. pip fetches them once.
 peers: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
 peers: dev $(VENV)/.with-peer-tests
 	$(BIN)/python -m pytest -m peers

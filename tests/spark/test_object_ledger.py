@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ags1.errors import FormatError, KmsConfigurationError
+from ags1.spark.filesystems import filesystem_of, host_url_of
 from ags1.spark.ledger import (
     DONE,
     ENCRYPT,
@@ -376,7 +377,7 @@ class TestRefused:
     def test_a_server_that_ignores_the_condition(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fs = fsspec.url_to_fs(url)[0]
+        fs = filesystem_of(host_url_of(url))
         real = fs.pipe_file
         monkeypatch.setattr(fs, "pipe_file", lambda path, data, mode: real(path, data))
         with pytest.raises(OSError, match="no conditional writes"):
