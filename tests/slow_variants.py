@@ -3,8 +3,8 @@
 Most take the path of a variant that stays, with another parameter, and cost seconds of CPU time. Of
 five tests nothing stays, because others of ``make test`` fail where they would: relocation to S3,
 the corpus's generator and export, a killed history, Dask in another process, and a commit that
-somebody else comes before. Nothing is left out of the whole check, which has the slow tests too. A pattern is a regular
-expression for a test's name with its class and its parameters.
+somebody else comes before. Nothing is left out of the whole check, which has the slow tests too.
+A pattern is a regular expression for a test's name with its class and its parameters.
 """
 
 from __future__ import annotations
