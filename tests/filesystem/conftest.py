@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ags1.cli.app import app
 from ags1.kms import LocalKms
 
-BUCKET = "bucket"
+BUCKET = "filesystem"  # of these tests alone: moto keeps the buckets of all servers of a process
 
 
 @pytest.fixture(autouse=True)
