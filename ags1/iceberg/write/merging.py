@@ -36,7 +36,7 @@ from .view import TableView
 
 _MIB = 1 << 20
 # For each merge: the stored bytes that are read ahead, and the Arrow data that waits for the writer
-# or is being written.
+# or is being written, if row groups are not much smaller.
 _READ_AHEAD = 32 * _MIB
 _MAX_WAITING = 256 * _MIB
 # The same for a sorted table; half of it is sorted at once.
@@ -110,7 +110,9 @@ class Merger:
                 return []
             # Arrow may read a type differently from file to file, such as string and large_string.
             provided = first.schema
-            is_sorted = self._plan.sort_order is not None
+            waiting = min(_MAX_WAITING, 2 * self._plan.row_group_size)
+            if self._plan.sort_order is not None:
+                waiting = _MAX_WAITING_SORTED
             with DataFileWriter(
                 self._plan,
                 provided,
@@ -118,7 +120,7 @@ class Merger:
                 self._output,
                 write_uuid=self._write_uuid,
                 threads=threads,
-                max_waiting=_MAX_WAITING_SORTED if is_sorted else _MAX_WAITING,
+                max_waiting=waiting,
                 joins_runs=True,
             ) as writer:
                 for batch in itertools.chain([first], rows):

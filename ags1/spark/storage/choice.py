@@ -12,11 +12,9 @@ from ..filesystems import filesystem_of, host_url_of, is_s3, refuse_chain
 from ..paths import local_path
 from .local import LOCAL
 from .packed import Packed, PackedFiles
-from .protocol import PassedOver, Problem, SourceFile, Storage, Takes
+from .protocol import LISTING_THREADS, PassedOver, Problem, SourceFile, Storage, Takes
 from .remote import RemoteStorage
 from .s3 import S3Storage
-
-_LISTING_THREADS = 8
 
 
 class Listing(NamedTuple):
@@ -77,7 +75,7 @@ def find(
     problems: list[Problem] = []
     passed_over: dict[str, tuple[str, int]] = {}
     takes = takes or _all
-    with ThreadPoolExecutor(_LISTING_THREADS, "ags1-listing") as pool:
+    with ThreadPoolExecutor(LISTING_THREADS, "ags1-listing") as pool:
         for source in sources:
             try:
                 absolute(source)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import glob
 import os
 import re
@@ -18,6 +17,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from ...atomic import is_temporary, temporary_name
+from .listing import side_by_side
 from .protocol import (
     DANGLING_LINK,
     DEVICE,
@@ -26,8 +26,8 @@ from .protocol import (
     NOT_UTF8,
     PIPE,
     SOCKET,
+    Entries,
     Found,
-    Level,
     PassedOver,
     Problem,
     SourceFile,
@@ -115,18 +115,16 @@ def below(path: str, base: str, closed: frozenset[str], takes: Takes, pool: Exec
         return
     level = [] if path in closed else [path]
     while level:
-        below: list[str] = []
-        for items, folders in pool.map(
-            functools.partial(_list_folder, base=base, takes=takes), level
-        ):
-            yield from items
-            below += [folder for folder in folders if folder not in closed]
-        level = below
+        listings = (_list_folder(folder, base, takes) for folder in level)
+        level = []
+        for item in side_by_side(listings, pool):
+            if not isinstance(item, str):
+                yield item
+            elif item not in closed:
+                level.append(item)
 
 
-def _list_folder(folder: str, base: str, takes: Takes) -> Level:
-    items: list[SourceFile | Problem | PassedOver] = []
-    folders: list[str] = []
+def _list_folder(folder: str, base: str, takes: Takes) -> Entries:
     prefix = "" if folder == base else os.path.relpath(folder, base) + "/"
     try:
         with os.scandir(folder) as entries:
@@ -137,20 +135,19 @@ def _list_folder(folder: str, base: str, takes: Takes) -> Level:
                 try:
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if not takes(name, is_folder):
-                        items.append(PassedOver(_text_of(entry.path), EXCLUDED))
+                        yield PassedOver(_text_of(entry.path), EXCLUDED)
                     elif not _is_text(entry.path):
-                        items.append(PassedOver(_text_of(entry.path), NOT_UTF8))
+                        yield PassedOver(_text_of(entry.path), NOT_UTF8)
                     elif is_folder:
-                        folders.append(entry.path)
+                        yield entry.path
                     else:
-                        items.append(_file(entry.path, name, entry.stat()))
+                        yield _file(entry.path, name, entry.stat())
                 except OSError as error:
                     gone = _dangles(entry.path, error)
                     problem = Problem(entry.path, error)
-                    items.append(PassedOver(entry.path, DANGLING_LINK) if gone else problem)
+                    yield PassedOver(entry.path, DANGLING_LINK) if gone else problem
     except OSError as error:
-        items.append(Problem(folder, error))
-    return items, folders
+        yield Problem(folder, error)
 
 
 def _is_text(path: str) -> bool:

@@ -33,11 +33,13 @@ from .pieces import Item, Piece
 CHANGED = "the file changed while it was read: run the job again"
 # The number of requests at a time, if each one mostly waits.
 REQUESTS = 32
+# A tree is listed by this many threads.
+LISTING_THREADS = 8
 # Tells the status of a target; None if there is no target.
 StatusOf: TypeAlias = "Callable[[str], Status | None]"
-# What a listing yields; and the files of one folder, with the paths of the folders in it.
+# What is found below a folder; and in one folder, with the paths of the folders in it.
 Found: TypeAlias = "Iterator[SourceFile | Problem | PassedOver]"
-Level: TypeAlias = "tuple[list[SourceFile | Problem | PassedOver], list[str]]"
+Entries: TypeAlias = "Iterator[SourceFile | Problem | PassedOver | str]"
 # Whether somebody wants a relative path; ``is_folder``: all that may be below it.
 Takes: TypeAlias = "Callable[[str, bool], bool]"
 # Why a listing passes over a path.

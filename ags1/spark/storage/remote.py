@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import Any, TypeVar
 
 from ...atomic import is_temporary, temporary_name
@@ -21,15 +20,17 @@ from ...errors import Ags1Error
 from ...keys.sidecar import MAX_SIDECAR_SIZE
 from ..filesystems import os_errors
 from ..ledger import Row
+from .listing import side_by_side
 from .pieces import Item, Piece
 from .protocol import (
     CHANGED,
     EXCLUDED,
+    LISTING_THREADS,
     REQUESTS,
     Attempt,
     Check,
+    Entries,
     Found,
-    Level,
     NothingStagedError,
     Output,
     PassedOver,
@@ -52,8 +53,6 @@ T = TypeVar("T")
 NAMELESS = "nameless"
 # The status of up to so many files is asked for one by one; for more, their folder is listed.
 _FEW = 64
-# A tree is divided into this many listings, which run at the same time.
-_SIDE_BY_SIDE = 8
 _HALF_MOVED = "moving the file to its name failed; the next job tries again"
 # A time in whole seconds is sure so many seconds later, unless clocks differ by more than a minute.
 _SETTLED_AFTER = 2.0
@@ -187,18 +186,17 @@ class RemoteStorage:
         """Yield what is below a folder. List level by level until there are enough folders, then
         list these with all that is below them at the same time."""
         level = [folder]
-        while level and len(level) < _SIDE_BY_SIDE:
-            listed = pool.map(partial(self._listed, base=base, deep=False), level)
+        while level:
+            deep = len(level) >= LISTING_THREADS
+            listings = (self._listed(folder, base, deep=deep) for folder in level)
             level = []
-            for items, folders in listed:
-                yield from items
-                level += folders
-        for items, _ in pool.map(partial(self._listed, base=base, deep=True), level):
-            yield from items
+            for item in side_by_side(listings, pool):
+                if isinstance(item, str):
+                    level.append(item)
+                else:
+                    yield item
 
-    def _listed(self, folder: str, base: str, deep: bool) -> Level:
-        items: list[SourceFile | Problem | PassedOver] = []
-        folders: list[str] = []
+    def _listed(self, folder: str, base: str, *, deep: bool) -> Entries:
         try:
             with os_errors(folder):
                 for facts in self.listing(folder, deep=deep):
@@ -206,16 +204,15 @@ class RemoteStorage:
                         name = facts["name"].rstrip("/")
                         # Stores without folders list an object that marks the folder.
                         if name != folder and not is_temporary(name.rpartition("/")[2]):
-                            folders.append(name)
+                            yield name
                     elif facts["type"] == NAMELESS:
                         said = "its name has two slashes in a row, so it is in no folder: rename it"
                         error = OSError(errno.EINVAL, said)
-                        items.append(Problem(self.path(facts["name"]), error))
+                        yield Problem(self.path(facts["name"]), error)
                     elif not facts["name"].endswith("/"):
-                        items.append(self.source_file(facts, base))
+                        yield self.source_file(facts, base)
         except OSError as error:
-            items.append(Problem(self.path(folder), error))
-        return items, folders
+            yield Problem(self.path(folder), error)
 
     def listing(self, folder: str, *, deep: bool) -> Iterable[Mapping[str, Any]]:
         """Return fsspec's facts of all entries of a folder; ``deep``: of all files below it."""
@@ -233,7 +230,7 @@ class RemoteStorage:
         name = self.name(folder).rstrip("/")
         if count <= _FEW or not name:
             return self._status_or_none
-        with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-listing") as pool:
+        with ThreadPoolExecutor(LISTING_THREADS, "ags1-listing") as pool:
             known = {}
             for item in self._below(name, name, pool):
                 if isinstance(item, SourceFile):
