@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ from ..source import regular_file
 
 # Larger files are uploaded from the disk, in parts.
 _IN_MEMORY = 32 << 20
+# A smaller file is read by one request, and kept while it is open: a block of 1 MiB fits.
+_AT_ONCE = (1 << 20) + (1 << 12)
 
 
 class Staged(Protocol):
@@ -161,8 +164,18 @@ class _Ranges:
         self._fs = fs
         self.name = name
         self.size = size
+        self._lock = threading.Lock()
+        self._all: bytes | None = None
 
     def pread(self, offset: int, size: int) -> bytes:
+        if self.size > _AT_ONCE:
+            return self._get(offset, size)
+        with self._lock:
+            if self._all is None:
+                self._all = self._get(0, self.size)
+        return self._all[offset : offset + size]
+
+    def _get(self, offset: int, size: int) -> bytes:
         data: bytes = self._fs.cat_file(self.name, start=offset, end=offset + size)
         return data
 
@@ -219,11 +232,12 @@ class Remote:
     def _publish(
         self, put: Callable[[], object], path: str, sidecar: Sidecar, *, overwrite: bool
     ) -> None:
-        version = self._content(path)
-        if version is not None and not overwrite:
-            raise FileExistsError(path)
         name = sidecar_path(path)
         old = self._present(name)
+        # Of a new file, nothing has to be known: if it has its name after a failure, its key stays.
+        version = None if old is None and overwrite else self._content(path)
+        if version is not None and not overwrite:
+            raise FileExistsError(path)
         first = with_keys_of(sidecar, old, name)
         self._write(name, first)
         try:

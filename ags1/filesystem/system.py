@@ -518,9 +518,10 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
 
     def _remove_all(self, paths: list[str], *, recursive: bool) -> None:
         for one in reversed(paths):
-            if self.isfile(one) or not self.isdir(one):
+            is_file = self.isfile(one)
+            if is_file or not self.isdir(one):
                 # Object storages have no folder any more when its last file is removed.
-                if self.isfile(one) or not recursive:
+                if is_file or not recursive:
                     self.rm_file(one)
             elif recursive:
                 self.rmdir(one)

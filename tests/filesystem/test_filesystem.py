@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -553,6 +553,36 @@ def test_a_removal_leaves_the_key_of_a_file_that_replaced_its_own() -> None:
     fs.pipe_file("/x", b"old")
     below.hook = lambda: fs.pipe_file("/x", b"new")
     fs.rm_file("/x")
+    assert fs.cat_file("/x") == b"new"
+
+
+def test_requests_for_a_small_file() -> None:
+    """Each method of the file system below is a request to an object storage, or more."""
+
+    class Counting(MemoryFileSystem):
+        protocol = "counting"
+        cachable = False
+        asked: ClassVar[list[str]] = []
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("cat_file", "pipe_file", "info", "ls", "rm_file", "ukey", "exists"):
+                self.asked.append(name)
+            return super().__getattribute__(name)
+
+    below = Counting(global_store=False)
+    fs = Ags1FileSystem(fs=below, skip_instance_cache=True)
+
+    def asked(work: Callable[[], object]) -> list[str]:
+        below.asked.clear()
+        work()
+        return below.asked
+
+    # The sidecar that may be there; the new sidecar and the new file.
+    new = asked(lambda: fs.pipe_file("/x", b"small"))
+    assert new == ["cat_file", "pipe_file", "pipe_file"]
+    assert asked(lambda: fs.cat_file("/x")) == ["info", "cat_file", "cat_file"]
+    # The old file's version before it is replaced, the sidecar once more before it loses the key.
+    assert len(asked(lambda: fs.pipe_file("/x", b"new"))) <= 7
     assert fs.cat_file("/x") == b"new"
 
 
