@@ -1,21 +1,17 @@
 """Killed and concurrent writers leave a history that some serial order explains (``histories``).
 
-Each day has other histories. A failure prints the seed of its day in its first line, and
-``AGS1_TEST_SEED=SEED pytest tests/iceberg/commit/test_histories.py`` has the same dice again; what
-the system lets run first is not in the dice.
+Each day has other histories (``day``). What the system lets run first is not in the dice.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from datetime import date
 from pathlib import Path
 
 import pytest
 from conftest import RunPython
+from day import SEED
 
-SEED = int(os.environ.get("AGS1_TEST_SEED") or date.today().toordinal())
 OTHERS = ("rest", "glue", "dynamodb")
 SCRIPT = """
 import sys
