@@ -367,6 +367,32 @@ def test_ranges(catalog: EncryptedCatalog) -> None:
         found(from_time_exclusive=times[1])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_an_expiry_has_deleted_are_an_error_that_says_where_to_start(
+    catalog: EncryptedCatalog, mode: str
+) -> None:
+    table = create(catalog, mode)
+    table.append(rows(*range(6)))
+    table.overwrite(rows(7))
+    oldest = table.snapshots()[-1].snapshot_id
+    table.append(rows(8))
+    table.expire_snapshots(older_than=datetime.datetime.now(datetime.timezone.utc), retain_last=2)
+    assert [s.snapshot_id for s in table.snapshots()][0] == oldest
+    with pytest.raises(FileNotFoundError, match=f"from_snapshot_id_exclusive={oldest}$"):
+        table.changelog_scan().to_arrow()
+    left = table.changelog_scan(from_snapshot_id_exclusive=oldest).to_arrow()
+    assert left["id"].to_pylist() == [8]
+
+
+def test_a_file_that_is_lost_is_not_called_expired(catalog: EncryptedCatalog) -> None:
+    table = create(catalog, "copy-on-write")
+    table.append(rows(1))
+    (task,) = table.scan().plan_files()
+    Path(task.file.file_path.removeprefix("file://")).unlink()
+    with pytest.raises(FileNotFoundError, match="parquet"):
+        table.changelog_scan().to_arrow()
+
+
 def test_columns_and_limit(catalog: EncryptedCatalog) -> None:
     table = create(catalog, "copy-on-write", PartitionSpec())
     table.append(rows(*range(6)))
