@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import slow_variants
+from day import SEED
 from hypothesis import HealthCheck, settings
 
 import ags1
@@ -49,6 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow_variants.mark(items, str(here))
     places = {here / file: place for place, file in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
+
+
+def pytest_report_header() -> str:
+    return f"seed of the day: AGS1_TEST_SEED={SEED}"
 
 
 def pytest_collection_finish() -> None:

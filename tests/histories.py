@@ -56,6 +56,9 @@ OUTCOMES = {"done", "killed", "unknown", "ConflictError", "CommitFailedException
 FILES = 4  # of the new table
 IDS = 4  # that writers change; each adds others of his own
 DOOMED, LIVING, CHANGES = 6, 2, 4  # writers of a round, changes of one who lives
+# The last step that a writer may die at; a change takes 10 to 100. Python counts the steps of those
+# who are to die, which takes a third of their time.
+LAST_STEP = 200
 MODES = ("copy-on-write", "merge-on-read")  # of which each table gets one for each command
 
 Rows = dict[int, tuple[int, str]]
@@ -370,7 +373,7 @@ def play(properties: Mapping[str, str], name: str, folder: Path, pick: random.Ra
     must(lambda: make(properties, name, f"file://{folder}/{name}"))
     children = {}
     for number in range(DOOMED + LIVING):
-        die_at = pick.randrange(400) if number < DOOMED else -1
+        die_at = pick.randrange(LAST_STEP) if number < DOOMED else -1
         dice = pick.randrange(1 << 20)
         # A child begins with what these are now.
         child = in_a_fork(
@@ -403,9 +406,10 @@ def import_as_children_do(properties: Mapping[str, str], folder: Path) -> None:
 
 
 def main(kind: str, folder: Path, kills: int, seed: int) -> None:
-    """Have writers change tables until as many are killed; print what came of the changes of each
-    table, and how many were killed. Here nothing is done but forking: a child would inherit locks.
-    """
+    """Have writers change tables until as many are killed; print the seed, what came of the changes
+    of each table, and how many were killed. Here nothing is done but forking: a child would inherit
+    locks."""
+    print(json.dumps({"seed": seed}), flush=True)
     warnings.simplefilter("ignore")
     pick = random.Random(seed)
     killed = 0

@@ -80,7 +80,7 @@ VARIANTS = {
         r"test_a_graph_has_no_key_and_is_read_by_another_process",
     ],
     "iceberg/commit/test_histories.py": [
-        # All histories with 100 kills are slow.
+        # All histories with 48 kills are slow.
         r"test_every_history_is_explained\[sql-6\]",
     ],
     "iceberg/commit/test_model.py": [

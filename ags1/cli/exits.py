@@ -122,6 +122,7 @@ _OPTIONS = {
     "max_file_size_bytes": "--max-file-size",
     "max_file_group_size_bytes": "--max-file-group-size",
     "pass no_other_writers=True": "add --no-other-writers",
+    "with from_snapshot_id_exclusive=": "with --from ",
     "not among those to trust": "not among those to trust (name it with --key; names are compared "
     "letter by letter, so an alias and an ARN of one key are two names)",
 }
@@ -150,7 +151,7 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
     if isinstance(error, MemoryError):
         cause = "not enough memory"
     elif isinstance(error, OSError):
-        cause = error.strerror or str(error)
+        cause = in_options(error.strerror or str(error))
         if isinstance(error, FileExistsError) and cause == os.strerror(errno.EEXIST):
             cause = "exists already (--force overwrites it)"
         if isinstance(error.filename, (str, bytes)):

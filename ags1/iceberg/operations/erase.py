@@ -330,6 +330,7 @@ class EarlierVersions:
         self.unread: list[str] = []
         for metadata in (self._metadata, *known):
             self._merge(metadata)
+        self._recent = frozenset(self._merged["snapshots"])
         self.locations = (*self._logged(), *self._unlogged())
 
     def find_files(self, snapshot_ids: tuple[int, ...] = ()) -> ExpiredFiles:
@@ -342,9 +343,20 @@ class EarlierVersions:
             after[name] = [e for e in entries if e["snapshot-id"] not in snapshot_ids]
         before = {**self._metadata, **{n: list(of.values()) for n, of in self._merged.items()}}
         living = by_id(after)
-        expired = [s for i, s in by_id(before).items() if i not in living]
+        expired = [
+            s for i, s in by_id(before).items() if i not in living and not self._was_deleted(i, s)
+        ]
         return find_expired_files(
             table.view_of(before), table.view_of(after), expired, table.folders
+        )
+
+    def _was_deleted(self, snapshot_id: int, snapshot: Mapping[str, Any]) -> bool:
+        """Return whether an earlier expiry has deleted the snapshot's manifest list."""
+        location = snapshot["manifest-list"]
+        return (
+            snapshot_id not in self._recent
+            and self._table.folders.has(location)
+            and not _exists(self._table.files, location)
         )
 
     def _logged(self) -> Iterator[str]:

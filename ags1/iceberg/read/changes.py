@@ -16,6 +16,7 @@ yielded.
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -236,7 +237,7 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
         columns = Schema(*(wanted or readable(self._columns).fields[:1]))
         reader = self._reader(columns, self.row_filter)
         for group in _groups(unit):
-            for batch in reader.batches(group.tasks, ahead=READ_AHEAD):
+            for batch in self._batches(reader, group):
                 kinds = np.full(batch.num_rows, group.kind)
                 yield group.labelled(batch, kinds)
 
@@ -251,7 +252,7 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
         rows, keys, signs = _Digested(), _Digested(), _Signs()
 
         def read(group: _Group) -> Iterator[pa.RecordBatch]:
-            batches = reader.batches(group.tasks, ahead=READ_AHEAD)
+            batches = self._batches(reader, group)
             return (batch.select(schema.names).cast(schema) for batch in batches)
 
         for number, group in enumerate(groups):
@@ -286,6 +287,23 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
                 yield changes
         if first != len(is_change):
             raise _changed(groups[-1])
+
+    def _batches(self, reader: ScanReader, group: _Group) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a group. Raises FileNotFoundError that names the snapshot if an expiry
+        has deleted what the snapshot removed."""
+        try:
+            yield from reader.batches(group.tasks, ahead=READ_AHEAD)
+        except FileNotFoundError as error:
+            number = group.tasks[0].commit_snapshot_id
+            snapshot = self.table_metadata.snapshot_by_id(number)
+            parent = snapshot.parent_snapshot_id if snapshot is not None else None
+            if parent is None or self.table_metadata.snapshot_by_id(parent) is not None:
+                raise
+            said = (
+                f"the snapshot before {number} was expired, and with it files whose rows {number} "
+                f"removed: start after this snapshot, with from_snapshot_id_exclusive={number}"
+            )
+            raise FileNotFoundError(errno.ENOENT, said) from error
 
     def _late_filter(self) -> RowFilter | None:
         bound = bound_filter(self.row_filter, self._columns, case_sensitive=self.case_sensitive)

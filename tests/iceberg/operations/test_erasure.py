@@ -383,6 +383,18 @@ def test_files_outside_the_tables_folders_are_told(
     assert {path for path in outside if any(path in message for message in told)} < outside
 
 
+def test_files_that_an_expiry_has_deleted_are_not_left_behind(
+    catalog: EncryptedCatalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = filled(catalog)
+    table.delete("id = 2")
+    expired = table.expire_snapshots(older_than=datetime.now(timezone.utc))
+    assert expired.snapshot_ids
+    done = table.erase_deleted_rows()
+    assert kinds(done) == {"orphans-not-searched"}
+    assert [record.message for record in caplog.records] == []
+
+
 def test_what_cannot_be_deleted_is_told_and_done_by_the_next_run(
     catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

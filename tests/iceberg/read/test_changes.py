@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from changelogs import check_changes
+from day import SEED
 from hypothesis import given
 from hypothesis import strategies as st
 from iceberg_tables import memory_kms
@@ -143,10 +144,10 @@ def test_any_history(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("mode", MODES)
-def test_many_histories(catalog: EncryptedCatalog, mode: str, seed: int) -> None:
-    pick = random.Random(f"{mode} {seed}")
+def test_many_histories(catalog: EncryptedCatalog, mode: str, number: int) -> None:
+    pick = random.Random(f"{mode} {number} {SEED}")
     form = pick.choice(["parquet", "avro"])
     spec = pick.choice([BY_V, PartitionSpec()])
     table = create(catalog, mode, spec, **{"write.format.default": form})
@@ -365,6 +366,32 @@ def test_ranges(catalog: EncryptedCatalog) -> None:
         found(from_snapshot_id_exclusive=ids[0])
     with pytest.raises(ValueError, match="Cannot find snapshot older than"):
         found(from_time_exclusive=times[1])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_an_expiry_has_deleted_are_an_error_that_says_where_to_start(
+    catalog: EncryptedCatalog, mode: str
+) -> None:
+    table = create(catalog, mode)
+    table.append(rows(*range(6)))
+    table.overwrite(rows(7))
+    oldest = table.snapshots()[-1].snapshot_id
+    table.append(rows(8))
+    table.expire_snapshots(older_than=datetime.datetime.now(datetime.timezone.utc), retain_last=2)
+    assert [s.snapshot_id for s in table.snapshots()][0] == oldest
+    with pytest.raises(FileNotFoundError, match=f"from_snapshot_id_exclusive={oldest}$"):
+        table.changelog_scan().to_arrow()
+    left = table.changelog_scan(from_snapshot_id_exclusive=oldest).to_arrow()
+    assert left["id"].to_pylist() == [8]
+
+
+def test_a_file_that_is_lost_is_not_called_expired(catalog: EncryptedCatalog) -> None:
+    table = create(catalog, "copy-on-write")
+    table.append(rows(1))
+    (task,) = table.scan().plan_files()
+    Path(task.file.file_path.removeprefix("file://")).unlink()
+    with pytest.raises(FileNotFoundError, match="parquet"):
+        table.changelog_scan().to_arrow()
 
 
 def test_columns_and_limit(catalog: EncryptedCatalog) -> None:
