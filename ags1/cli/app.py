@@ -54,7 +54,8 @@ class App(Group):
             code = super().main(prog_name=prog_name, standalone_mode=False, **more)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else prog_name
-            message = one_line(error.format_message())
+            # click lists the choices of a missing argument on lines of their own.
+            message = one_line(error.format_message().replace("\n\t", " "))
             console.write_error(f"{command}: {message} (see: {command} --help)\n")
             return Exit.USAGE
         except DeclinedError:

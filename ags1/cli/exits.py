@@ -68,6 +68,14 @@ class Command(click.Command):
         text, examples = _help_and_examples(help)
         super().__init__(name, help=text, epilog=f"{examples}\n\n{EXIT_STATUS}", **more)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            # click does not say which command's option lacks its value.
+            error.ctx = error.ctx or ctx
+            raise
+
 
 class Group(click.Group):
     """A group of commands, whose help ends with the examples of its docstring. Without a command,

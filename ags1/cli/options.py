@@ -52,7 +52,9 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
         name, equals, text = value.partition("=")
-        if not equals or not ("." in name.strip(".") if self._of_kms else name and text):
+        if equals and name and self._of_kms and "." not in name.strip("."):
+            self.fail(f"the name of a property has a dot: {self._expected}", param, ctx)
+        if not equals or not (name if self._of_kms else name and text):
             self.fail(self._expected, param, ctx)
         return name, text
 

@@ -18,6 +18,7 @@ from ..keys.sidecar import Sidecar
 from ..kms import from_properties, settings
 from ..kms.client import accepts_foreign_keys
 from ..kms.properties import Properties
+from ..kms.registry import check_type
 from ..process import OncePerProcess
 
 _TRUSTED = "trusted-keys"
@@ -86,6 +87,7 @@ class KeyOptions:
         user's key."""
         chosen = settings.of_process(self._layer)
         if sealing and not chosen.key_id:
+            check_type(chosen.properties)
             raise KmsConfigurationError(
                 f"no master key of {chosen.kms_name} is named: give the storage option 'key', "
                 "AGS1_KMS_KEY, or key in the configuration"

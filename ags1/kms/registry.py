@@ -53,6 +53,15 @@ def is_known_type(kms_type: str) -> bool:
     return kms_type.lower() in _BUILT_IN or kms_type in kms_types()
 
 
+def check_type(properties: Mapping[str, str]) -> None:
+    """Raise KmsConfigurationError if ``encryption.kms-type`` chooses the KMS and is unknown."""
+    kms_type = properties.get(KMS_TYPE)
+    if kms_type and not properties.get(KMS_IMPL) and not is_known_type(kms_type):
+        raise KmsConfigurationError(
+            f"{KMS_TYPE} is {kms_type!r}, which is unknown: it is one of {', '.join(kms_types())}"
+        )
+
+
 def names_kms(properties: Mapping[str, str]) -> bool:
     """Return whether ``properties`` name a KMS, known or not."""
     return any(properties.get(name) for name in (KMS_TYPE, KMS_IMPL, PY_KMS_IMPL))
@@ -95,13 +104,10 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
         )
     if reference := _BUILT_IN.get(kms_type.lower()):
         return _make(reference, properties)
+    check_type(properties)
     entries = entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
     # A value may name extras behind the reference: "package.module:Name [extra]".
     references = {entry.value.partition("[")[0].strip() for entry in entries}
-    if not references:
-        raise KmsConfigurationError(
-            f"{KMS_TYPE} is {kms_type!r}, which is unknown: it is one of {', '.join(kms_types())}"
-        )
     if len(references) > 1:
         raise KmsConfigurationError(
             f"{KMS_TYPE} is {kms_type!r}, which is registered more than once: set {KMS_IMPL} to "

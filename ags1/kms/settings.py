@@ -199,7 +199,7 @@ def from_text(text: str) -> Layer:
     except configparser.MissingSectionHeaderError as error:
         problem = f"line {error.lineno}: it is before the section [{_SECTION}]: move it below"
     except configparser.ParsingError as error:
-        problem = f"line {error.errors[0][0]}: it has not the form NAME = VALUE"
+        problem = f"line {error.errors[0][0]}: it does not have the form NAME = VALUE"
     if problem:
         raise KmsConfigurationError(problem)
     unknown = [section for section in parser.sections() if section != _SECTION]

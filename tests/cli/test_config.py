@@ -132,7 +132,7 @@ client.region =
         ("[DEFAULT]\ntype = aws", r"section \[DEFAULT\] is unknown"),
         ("[kms]\n[kms]\n", "line 2: the section"),
         ("type = s3cr3t", "line 1: it is before"),
-        ("[kms]\ntype: s3cr3t", "line 2: it has not the form NAME = VALUE"),
+        ("[kms]\ntype: s3cr3t", "line 2: it does not have the form NAME = VALUE"),
         ("[kms]\nregion = s3cr3t", "'region' is unknown"),
         ("[kms]\na.b = s3cr3t\na.b = s3cr3t", "line 3: 'a.b' is set twice"),
         ("[kms]\na.b = 1\n  c.d = s3cr3t", "'a.b' continues on the next line"),

@@ -477,6 +477,9 @@ def test_the_others_go_on_and_the_first_failure_is_the_exit_code(home: Path) -> 
         (["nonsense"], "nonsense"),
         (["--nonsense"], "--nonsense"),
         (["completion", "tcsh"], "tcsh"),
+        (["completion"], "Choose from: bash, zsh, fish"),
+        (["encrypt", "a", "--output"], "(see: ags1 encrypt --help)"),
+        (["encrypt", "a", "--kms-property", "region=x"], "the name of a property has a dot"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_done(

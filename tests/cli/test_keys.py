@@ -253,7 +253,7 @@ def test_a_plug_ins_mistake_over_one_file_stops_no_other(home: Path) -> None:
     assert SECRET not in result.stderr
     to = [text.replace("--kms", "--to-kms") for text in faulty("any")]
     assert "FaultyKms failed in wrap_key" in fail(
-        5, "key", "rewrap", "a.ags1", *to, "--to-key", "x"
+        5, "key", "rewrap", "a.ags1.keys", *to, "--to-key", "x"
     )
 
 
@@ -289,6 +289,14 @@ def test_names_of_any_length_are_shortened(home: Path) -> None:
     assert shown.exit_code == 0
     assert "end, KEK of " in shown.stdout
     assert len(shown.stdout) < 2000
+
+
+def test_an_unknown_kms_is_told_before_a_missing_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "a").write_bytes(b"text")
+    monkeypatch.setenv("AGS1_KMS_TYPE", "awss")
+    assert "'awss', which is unknown" in fail(5, "encrypt", "a")
 
 
 def test_another_kms_is_named_as_the_likely_cause(home: Path) -> None:
@@ -677,6 +685,13 @@ def test_rewrapping_moves_sidecars_to_another_key(home: Path) -> None:
     assert names(home / "sealed") == sorted(
         name + suffix for name in files for suffix in (".ags1", ".ags1.keys")
     )
+
+
+def test_an_encrypted_file_is_not_called_a_damaged_sidecar(home: Path) -> None:
+    for size in (3, 3 << 20):
+        (home / "a").write_bytes(bytes(size))
+        succeed("encrypt", "a", "--force")
+        assert "name its sidecar, a.ags1.keys" in fail(2, "key", "rewrap", "a.ags1")
 
 
 def test_rewrapping_takes_the_newest_version(home: Path) -> None:

@@ -229,7 +229,9 @@ def test_a_dry_run_creates_nothing_and_a_second_table_is_refused() -> None:
     assert found["schema"]["fields"][0]["type"] == "long"
     assert "db" in fail(2, "create", "db.t", "--column", "id long")  # no namespace
     create()
-    assert "already exists" in fail(6, "create", "db.t", "--column", "id long")
+    assert fail(6, "create", "db.t", "--column", "id long") == (
+        "ags1: db.t: Table db.t already exists\n"
+    )
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "jsonl", "avro"])
@@ -434,6 +436,11 @@ def test_what_scan_prints_append_reads(form: str, file_format: str) -> None:
     assert facts("append", "db.b", "rows", "--input-format", form)["rows"] == 2
     assert rows("db.b") == rows("db.a")
     assert rows("db.b")[0]["y"] == b"\x00\xff"
+
+
+def test_a_pipe_of_another_format_is_told_how_to_name_it() -> None:
+    create()
+    assert "--input-format" in fail(4, "append", "db.t", "-", data=b"id,v\n1,a\n")
 
 
 def test_several_files_are_one_commit_and_one_snapshot_unless_their_columns_differ() -> None:

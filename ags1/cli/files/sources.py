@@ -154,6 +154,9 @@ def plan_rewrapping(sources: Paths) -> Plan:
     for file in _find(sources, plan, _is_no_sidecar, kind=kind):
         if file.is_pipe:
             raise click.UsageError(f"{file.path} is not a regular file: name a sidecar or a folder")
+        if _is_no_sidecar(file.path) and _is_encrypted(file.path):
+            keys = sidecar_beside(file.path)
+            raise click.UsageError(f"{file.path} is an encrypted file: name its sidecar, {keys}")
         plan.jobs.append(Job(file.path, None, file.path, file.size))
     return plan
 

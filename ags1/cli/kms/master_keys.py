@@ -16,7 +16,7 @@ from ...keys.keychain import Keychain
 from ...kms import KmsClient, LocalKms, default_keyring_path, from_properties, settings
 from ...kms.client import accepts_foreign_keys
 from ...kms.local import check_names
-from ...kms.registry import KMS_IMPL, KMS_TYPE, is_built_in
+from ...kms.registry import KMS_IMPL, KMS_TYPE, check_type, is_built_in
 from ...kms.secret import discreet
 from ...kms.settings import KEYRING, LOCAL, PASSPHRASE_FILE, Layer, Settings
 from ..console import print_error
@@ -159,6 +159,7 @@ def named_key(options: KmsOptions, key: str | None) -> tuple[Settings, str]:
     chosen = settings_of(options)
     key = key or chosen.key_id
     if not key:
+        check_type(chosen.properties)
         raise click.UsageError(
             f"no master key of {chosen.kms_name} is named: name it with --key, AGS1_KMS_KEY, or "
             "key in the configuration"

@@ -55,6 +55,8 @@ def failures(table: str) -> Iterator[None]:
             raise click.UsageError(f"{table}: {said}") from None
         if library in ("ags1", "builtins") or os.environ.get("AGS1_DEBUG"):
             raise
+        if kind.__name__.endswith("AlreadyExistsError"):
+            raise Ags1Error(_text(error), file=table) from None
         # A catalog's or a storage's: thrift, SQLAlchemy, Arrow.
         raise Ags1Error(f"{kind.__name__}: {_text(error)}", file=table) from None
 

@@ -142,7 +142,11 @@ def _arrow(source: Input, file: _Counted) -> _Opened:
             return _arrow_file(source)
         file.seek(0)
         source.done_size = 0
-    stream = pa.ipc.open_stream(file)
+    try:
+        stream = pa.ipc.open_stream(file)
+    except pa.ArrowInvalid as error:
+        said = "this is not a stream of Arrow: give --input-format if it has another format"
+        raise FormatError(f"{said} ({error})") from None
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from stream

@@ -49,7 +49,7 @@ def schema_of_columns(columns: Sequence[str]) -> Schema:
     for text in columns:
         match = _COLUMN.fullmatch(text)
         if match is None:
-            said = f"the column {text!r} has not the form NAME TYPE or NAME TYPE not null"
+            said = f"the column {text!r} does not have the form NAME TYPE or NAME TYPE not null"
             raise ValueError(said)
         name = match["quoted"] or match["name"]
         field_id, kind = next(ids), parse_type(match["type"], ids)

@@ -378,7 +378,7 @@ def test_rows_that_an_expiry_has_deleted_are_an_error_that_says_where_to_start(
     oldest = table.snapshots()[-1].snapshot_id
     table.append(rows(8))
     table.expire_snapshots(older_than=datetime.datetime.now(datetime.timezone.utc), retain_last=2)
-    assert [s.snapshot_id for s in table.snapshots()][0] == oldest
+    assert table.snapshots()[0].snapshot_id == oldest
     with pytest.raises(FileNotFoundError, match=f"from_snapshot_id_exclusive={oldest}$"):
         table.changelog_scan().to_arrow()
     left = table.changelog_scan(from_snapshot_id_exclusive=oldest).to_arrow()
