@@ -106,8 +106,8 @@ _PROPERTIES = {
     "write.update.mode": "copy-on-write",
     # Whole paths: many of them begin with the same letters.
     "write.metadata.metrics.column.target": "full",
-    # A compaction has a row group in memory, however well its rows compress.
-    "write.parquet.row-group-size-bytes": str(_FILE_SIZE),
+    # A compaction has some row groups in memory, however well their rows compress.
+    "write.parquet.row-group-size-bytes": str(_FILE_SIZE // 4),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     # By number, because each commit reads and writes all snapshots of the metadata.
