@@ -17,8 +17,9 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8388608 \
 	2>/dev/null && echo /dev/shm)
 # For Spark's JVMs in tests: those of minutes spend half of their CPU's time in the second compiler,
-# and a tenth in the threads of a collector for large heaps.
-SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+# and a tenth in the threads of a collector for large heaps. With the first compiler alone, Java has
+# 48 MiB for compiled code: Spark fills them, and then code is thrown away and compiled again.
+SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \

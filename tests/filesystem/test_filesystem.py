@@ -256,6 +256,12 @@ def test_options_that_are_refused(options: dict[str, Any], error: Any, match: st
     assert "c2VjcmV0" not in str(raised.value)
 
 
+def test_an_unknown_kms_is_told_before_a_missing_key() -> None:
+    files = fsspec.filesystem("ags1", target_protocol="memory", kms="awss")
+    with pytest.raises(KmsConfigurationError, match="'awss', which is unknown"):
+        files.pipe_file("/x", b"content")
+
+
 def described(fs: Any) -> list[str]:
     made = [
         repr(fs),

@@ -18,8 +18,8 @@ from conftest import RunPython
 pytestmark = pytest.mark.slow
 
 SCRIPT = '''
-import collections, hashlib, itertools, json, os, shutil, signal, sqlite3, sys, threading
-import traceback, warnings
+import collections, contextlib, hashlib, importlib, itertools, json, os, shutil, signal, sqlite3
+import sys, threading, traceback, warnings
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -161,6 +161,11 @@ def foreseen():
     at_each_step(lambda number: found.append(on_disk()))
     return [*found, on_disk()]
 
+def done_once():
+    """Do the work, and return the modules that are imported then."""
+    at_each_step(lambda number: None)
+    return list(sys.modules)
+
 def killed_at(point):
     """Do the work, and die at the step ``point``."""
     def act(number):
@@ -254,7 +259,11 @@ def tables_on_disk():
 
 must(make)
 shutil.copytree(live, saved)
-saved_keys = must(state)[3]
+saved_keys, modules = must(lambda: [state()[3], done_once()])
+# What children would import one by one.
+for name in modules:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
 shutil.rmtree(live)
 shutil.copytree(saved, live)
 disks = must(foreseen)
