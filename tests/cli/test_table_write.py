@@ -438,6 +438,19 @@ def test_what_scan_prints_append_reads(form: str, file_format: str) -> None:
     assert rows("db.b")[0]["y"] == b"\x00\xff"
 
 
+def test_changes_that_an_expiry_has_deleted_are_told_in_options() -> None:
+    create()
+    write_file("a.csv", pa.table({"id": [1], "v": ["x"]}))
+    succeed("append", "db.t", "a.csv")
+    succeed("overwrite", "db.t", "a.csv", "--yes")
+    succeed("expire", "db.t", "--older-than", "0s", "--yes")
+    snapshot = load().current_snapshot()
+    assert snapshot is not None
+    assert f"with --from {snapshot.snapshot_id}\n" in fail(6, "changes", "db.t")
+    assert facts("append", "db.t", "a.csv")["rows"] == 1
+    assert succeed("changes", "db.t", "--from", str(snapshot.snapshot_id), "--format", "jsonl")
+
+
 def test_a_pipe_of_another_format_is_told_how_to_name_it() -> None:
     create()
     assert "--input-format" in fail(4, "append", "db.t", "-", data=b"id,v\n1,a\n")
