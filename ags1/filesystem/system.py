@@ -336,6 +336,10 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
                 "appended to or changed in place: write the whole file again (wb)"
             )
         self._check_writable()
+        folder = path.removesuffix(FILE_SUFFIX)
+        # In an object storage, a file and a folder may have the same name.
+        if isinstance(self._storage, Local) and self.isdir(folder):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder)
         if mode == "xb" and self.fs.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         # What makes the KMS fail does so before any work.

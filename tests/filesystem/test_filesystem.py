@@ -562,6 +562,17 @@ def test_a_removal_leaves_the_key_of_a_file_that_replaced_its_own() -> None:
     assert fs.cat_file("/x") == b"new"
 
 
+@pytest.mark.parametrize("name", ["x", "x.ags1"])
+def test_a_file_does_not_take_the_name_of_a_folder(
+    tmp_path: Path, local: Ags1FileSystem, name: str
+) -> None:
+    (tmp_path / "x").mkdir()
+    for fs in (LocalFileSystem(), local):  # as the file system below
+        with pytest.raises(IsADirectoryError):
+            fs.pipe_file(f"{tmp_path}/{name if fs is local else 'x'}", b"file")
+    assert names(tmp_path) == ["x"]
+
+
 def test_requests_for_a_small_file() -> None:
     """Each method of the file system below is a request to an object storage, or more."""
 
