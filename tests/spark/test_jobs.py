@@ -32,7 +32,7 @@ from ags1.keys import Keychain, Sidecar
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import group, planning, sessions, work
+from ags1.spark.jobs import group, planning, running, sessions, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
@@ -543,6 +543,8 @@ class TestRetries:
         self, folders: Folders, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(jobs, "Encrypting", Broken)
+        # Each failed job has three workers of Python end.
+        monkeypatch.setattr(running, "_MAX_FAILED_JOBS", 4)
         for number in range(40):
             folders.write(**{f"d{number}_victim": 10})
         with pytest.raises(TaskFailedError, match="a mistake"):
