@@ -76,12 +76,12 @@ mutants: dev
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
-# In two processes, each with a Spark session of its own. They take the files folder by folder, because
+# In three processes, each with Spark sessions of its own. They take the files folder by folder, because
 # each folder has its own Spark: by number of tests, xdist's order, files of two folders alternate.
 interop: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
 interop: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
 interop: native $(VENV)/.with-interop
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 		-m "(interop or spark) and not cluster"
 
 # Every implementation that can be built here over the corpus of test vectors: Java (Maven) and

@@ -67,7 +67,7 @@ def pytest_collection_finish() -> None:
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-_OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE")
+OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE")
 
 
 def python_environment() -> dict[str, str]:
@@ -76,7 +76,7 @@ def python_environment() -> dict[str, str]:
     ours = [str(Path(ags1.__file__).parents[1]), str(Path(__file__).parent)]
     path = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")])
     # PySpark's own, which would have a child be a client of this process's Spark Connect.
-    others = {name: value for name, value in os.environ.items() if name not in _OF_CONNECT}
+    others = {name: value for name, value in os.environ.items() if name not in OF_CONNECT}
     return others | {"PYTHONPATH": path}
 
 

@@ -22,6 +22,7 @@ from ..atomic import temporary_path
 from ..errors import KeyMetadataError
 from ..keys.pairs import PresentSidecar, check_link, publish_pair, remove_pair, with_keys_of
 from ..keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_beside, sidecar_path
+from ..process import PerProcess
 from ..source import regular_file
 
 # Larger files are uploaded from the disk, in parts.
@@ -164,13 +165,13 @@ class _Ranges:
         self._fs = fs
         self.name = name
         self.size = size
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._all: bytes | None = None
 
     def pread(self, offset: int, size: int) -> bytes:
         if self.size > _AT_ONCE:
             return self._get(offset, size)
-        with self._lock:
+        with self._lock.get():
             if self._all is None:
                 self._all = self._get(0, self.size)
         return self._all[offset : offset + size]

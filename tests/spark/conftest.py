@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import OF_CONNECT
 
 from ags1.kms import LocalKms
 from ags1.spark.keys import KmsConfig
