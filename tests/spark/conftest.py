@@ -97,6 +97,9 @@ def spark(
         # So that tasks find the tests' own functions.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
         remote = os.environ.get("AGS1_TEST_SPARK") == "connect"
+        # PySpark leaves these where a session of Connect could not be made.
+        for name in OF_CONNECT:
+            patch.delenv(name, raising=False)
         if remote:
             for name, value in request.getfixturevalue("aws_environment").items():
                 patch.setenv(name, value)
