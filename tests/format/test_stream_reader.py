@@ -711,7 +711,9 @@ def test_a_block_that_failed_is_not_kept() -> None:
 def test_errors_name_the_block_and_stay(tmp_path: Path, threads: int) -> None:
     stream, km = sealed(reference.pattern(1000), 100)
     path = tmp_path / "file"
-    path.write_bytes(stream[: layout.block_offset(5, 100)] + b"\xee" + stream[8 + 5 * 128 + 1 :])
+    changed = bytearray(stream)
+    changed[layout.block_offset(5, 100)] ^= 1
+    path.write_bytes(changed)
     with ags1.open(path, "rb", km, threads=threads) as file:
         file.seek(540)
         for call in (
