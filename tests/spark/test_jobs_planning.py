@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 
-# What a driver may need for these files, without Python and its modules; it needs 160 to 205. A list
-# of all files needs 100 more.
+# What a driver may need for these files, without Python and its modules; it needs 160 to 205. A
+# list of all files needs 100 more.
 _LIMIT_MIB = 240
 
 _PROGRAM = """
