@@ -203,7 +203,8 @@ class RemoteStorage:
                     if facts["type"] == "directory":
                         name = facts["name"].rstrip("/")
                         # Stores without folders list an object that marks the folder.
-                        if name != folder and not is_temporary(name.rpartition("/")[2]):
+                        known = deep or name == folder
+                        if not known and not is_temporary(name.rpartition("/")[2]):
                             yield name
                     elif facts["type"] == NAMELESS:
                         said = "its name has two slashes in a row, so it is in no folder: rename it"
