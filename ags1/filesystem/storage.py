@@ -25,6 +25,8 @@ from ..keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_beside, si
 from ..process import PerProcess
 from ..source import regular_file
 
+# What names of encrypted files end in.
+FILE_SUFFIX = ".ags1"
 # Larger files are uploaded from the disk, in parts.
 _IN_MEMORY = 32 << 20
 # A smaller file is read by one request, and kept while it is open: a block of 1 MiB fits.
@@ -68,6 +70,11 @@ class Storage(Protocol):
 
     def remove(self, path: str) -> None:
         """Remove a file and then its sidecar."""
+
+
+def stored_path(path: str) -> str:
+    """Return the name of the encrypted file for a path with or without ``.ags1``."""
+    return path if path.endswith(FILE_SUFFIX) else path + FILE_SUFFIX
 
 
 def parse_sidecar(start: bytes | Exception, file: str) -> Sidecar:

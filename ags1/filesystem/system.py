@@ -18,11 +18,13 @@ from typing import Any
 from uuid import uuid4
 
 from fsspec import filesystem as make_filesystem
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import isfilelike
 
 from .. import layout
-from ..atomic import is_temporary, named
+from ..atomic import AtomicFile, is_temporary, named
 from ..cpu import usable_cpus
 from ..errors import (
     KMS_UNUSABLE,
@@ -38,15 +40,14 @@ from ..stream import TextReader, TextWriter
 from ..threads import thread_count
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
-from .storage import Local, Remote, Storage, parse_sidecar
+from .storage import FILE_SUFFIX, Local, Remote, Storage, parse_sidecar, stored_path
+from .transfers import ManyFiles
 
 Info = dict[str, Any]
-# What names of encrypted files end in.
-FILE_SUFFIX = ".ags1"
-
-
 # How often a file is opened again because another process replaced it meanwhile.
 _MOST_TRIES = 10
+# Bytes that are decrypted at a time when a whole file is.
+_CHUNK = 8 << 20
 
 
 class _Instances(type(ChainedFileSystem)):  # type: ignore[misc]
@@ -62,7 +63,7 @@ class _Instances(type(ChainedFileSystem)):  # type: ignore[misc]
         return made
 
 
-class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[misc]
+class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     """Encrypted files of another file system, as plaintext: ``ags1::`` in front of a URL.
 
     The file system below is ``fs``, or the one that ``target_protocol`` and ``target_options``
@@ -211,10 +212,15 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         sizes = kwargs.pop("sizes", detail)
         path = self._strip_protocol(path)
         entries = self._entries(path, **kwargs)
-        folders = [info for info in entries if not _is_file(info) and not _same(info["name"], path)]
+        below = [info for info in entries if _is_file(info) or not _same(info["name"], path)]
+        listing = self._listing(below, sizes=sizes)
+        return listing if detail else _names(listing)
+
+    def _listing(self, entries: list[Info], *, sizes: bool) -> list[Info]:
+        """Return the folders and the encrypted files as they are shown, in the order of names."""
+        folders = [info for info in entries if not _is_file(info)]
         shown = self._shown([info for info in entries if _is_encrypted(info)], sizes=sizes)
-        listing = sorted([*folders, *shown], key=lambda info: str(info["name"]))
-        return listing if detail else [info["name"] for info in listing]
+        return sorted([*folders, *shown], key=lambda info: str(info["name"]))
 
     def _entries(self, path: str, **kwargs: Any) -> list[Info]:
         """List a folder below, or a single encrypted file. Raises FileNotFoundError."""
@@ -265,8 +271,14 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         detail: bool = False,
         **kwargs: Any,
     ) -> Any:
-        kwargs.setdefault("sizes", detail)
-        return super().find(path, maxdepth, withdirs, detail, **kwargs)
+        """List the files below a folder. An object storage lists them with one request or a few."""
+        sizes = kwargs.pop("sizes", detail)
+        path = self._strip_protocol(path)
+        found = self.fs.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
+        if not found and self.isfile(path):
+            found = {path: self.fs.info(stored_path(path))}
+        listing = self._listing(list(found.values()), sizes=sizes)
+        return {info["name"]: info for info in listing} if detail else _names(listing)
 
     def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
         kwargs.setdefault("sizes", kwargs.get("detail", False))
@@ -428,19 +440,52 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         if not len(paths) == len(starts) == len(ends):
             raise ValueError("paths, starts and ends must have the same length")
         results: list[Any] = [None] * len(paths)
-        for path in dict.fromkeys(paths):
-            numbers = [number for number, one in enumerate(paths) if one == path]
+        numbers: dict[str, list[int]] = {}
+        for number, path in enumerate(paths):
+            numbers.setdefault(path, []).append(number)
+
+        def read(path: str) -> None:
+            found: list[Any]
             try:
                 with self.open(path, "rb", **kwargs) as file:
-                    ranges = [slice(starts[n], ends[n]).indices(file.size)[:2] for n in numbers]
+                    slices = [slice(starts[n], ends[n]) for n in numbers[path]]
+                    ranges = [one.indices(file.size)[:2] for one in slices]
                     found = file.readv([(begin, max(0, end - begin)) for begin, end in ranges])
             except Exception as error:
                 if on_error != "return":
                     raise
-                found = [error] * len(numbers)
-            for number, data in zip(numbers, found, strict=True):
+                found = [error] * len(numbers[path])
+            for number, data in zip(numbers[path], found, strict=True):
                 results[number] = data
+
+        self.side_by_side(read, [(path,) for path in numbers])
         return results
+
+    def get_file(
+        self,
+        rpath: str,
+        lpath: Any = None,
+        callback: Callback = DEFAULT_CALLBACK,
+        outfile: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Decrypt a file to a local one, which appears whole or not at all."""
+        if outfile is not None or isfilelike(lpath):
+            super().get_file(rpath, lpath, callback=callback, outfile=outfile, **kwargs)
+            return
+        try:
+            file = self.open(rpath, "rb", **kwargs)
+        except IsADirectoryError:
+            os.makedirs(lpath, exist_ok=True)
+            return
+        with file:
+            callback.set_size(file.size)
+            os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
+            with AtomicFile(lpath, overwrite=True, durable=False) as out:
+                chunk = memoryview(bytearray(min(file.size, _CHUNK)))
+                while count := file.readinto(chunk):
+                    out.write(chunk[:count])
+                    callback.relative_update(count)
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
         with self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
@@ -521,16 +566,17 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
         self._remove_all(paths, recursive=recursive)
 
     def _remove_all(self, paths: list[str], *, recursive: bool) -> None:
-        for one in reversed(paths):
-            is_file = self.isfile(one)
-            if is_file or not self.isdir(one):
-                # Object storages have no folder any more when its last file is removed.
-                if is_file or not recursive:
-                    self.rm_file(one)
-            elif recursive:
+        are_files = self.side_by_side(self.isfile, [(one,) for one in paths])
+        files = [one for one, is_file in zip(paths, are_files, strict=True) if is_file]
+        others = [one for one, is_file in zip(paths, are_files, strict=True) if not is_file]
+        for one in [] if recursive else others:
+            error = errno.EISDIR if self.isdir(one) else errno.ENOENT
+            raise OSError(error, os.strerror(error), one)
+        self.side_by_side(self.rm_file, [(one,) for one in files])
+        for one in reversed(others):
+            # Object storages have no folder any more when its last file is removed.
+            if self.isdir(one):
                 self.rmdir(one)
-            else:
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), one)
 
     # -- other processes
 
@@ -554,9 +600,8 @@ class Ags1FileSystem(ChainedFileSystem, metaclass=_Instances):  # type: ignore[m
             )
 
 
-def stored_path(path: str) -> str:
-    """Return the name of the encrypted file for a path with or without ``.ags1``."""
-    return path if path.endswith(FILE_SUFFIX) else path + FILE_SUFFIX
+def _names(listing: list[Info]) -> list[str]:
+    return [info["name"] for info in listing]
 
 
 def _is_file(info: Info) -> bool:
