@@ -80,8 +80,8 @@ def _in_threads(
     if threads == 1 or len(calls) < 2:
         return [work(*call) for call in calls]
     with ThreadPoolExecutor(threads, "ags1-files") as pool:
-        futures = [pool.submit(work, *call) for call in calls]
         try:
+            futures = [pool.submit(work, *call) for call in calls]
             ended = wait(futures, return_when=FIRST_EXCEPTION).done
             for future in ended:
                 future.result()
