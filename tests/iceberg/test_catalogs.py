@@ -504,10 +504,13 @@ def test_planning_by_the_server_is_not_used_for_an_encrypted_table() -> None:
 # -- Hive
 
 
-def hive_catalog(parameters: dict[str, str]) -> EncryptedCatalog:
-    """PyIceberg's Hive catalog with a metastore that knows one table."""
+def hive_catalog(*answers: dict[str, str]) -> EncryptedCatalog:
+    """PyIceberg's Hive catalog with a metastore that knows one table. It answers with the first
+    parameters, then with the next, and goes on with the last."""
     pytest.importorskip("thrift")
     from pyiceberg.catalog.hive import HiveCatalog
+
+    following = iter(answers)
 
     class Client:
         def __enter__(self) -> Client:
@@ -517,7 +520,7 @@ def hive_catalog(parameters: dict[str, str]) -> EncryptedCatalog:
             pass
 
         def get_table(self, dbname: str, tbl_name: str) -> Any:
-            found = {"table_type": "ICEBERG"} | parameters
+            found = {"table_type": "ICEBERG"} | next(following, answers[-1])
             return SimpleNamespace(dbName=dbname, tableName=tbl_name, parameters=found)
 
     class Metastore(HiveCatalog):
@@ -560,6 +563,17 @@ def test_hive_s_hash_is_checked_where_there_is_one(tmp_path: Path) -> None:
     assert (
         hive_catalog(parameters).load_table("db.stats", location_map=PLACES).scan().count() == 1000
     )
+
+
+def test_hive_s_parameters_of_two_versions_are_asked_for_again(tmp_path: Path) -> None:
+    copied("stats", tmp_path)
+    path = metadata_file("stats", tmp_path)
+    newest = hive_parameters(path)
+    older = newest | {"metadata_hash": base64.b64encode(bytes(32)).decode()}
+    catalog = hive_catalog(older, older | {"x": "y"}, newest)
+    assert catalog.load_table("db.stats").metadata_location == str(path)
+    with pytest.raises(MetadataIntegrityError, match="metadata_hash"):
+        hive_catalog(newest | {"x": "y"}, older).load_table("db.stats").refresh()
 
 
 def test_hive_s_key_id_is_trusted_before_the_file_s(tmp_path: Path) -> None:

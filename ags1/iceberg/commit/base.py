@@ -90,7 +90,7 @@ def load_base(
             answer = ask_rest_server(catalog, identifier)
         return rest_base(catalog, name, answer, trust)
     parameters = _parameters(catalog, identifier, shared_client=as_pyiceberg)
-    if parameters is not None:
+    while parameters is not None:
         location = parameters.get(METADATA_LOCATION, "")
         if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
             catalog.load_table(identifier)  # raises PyIceberg's own errors
@@ -98,8 +98,16 @@ def load_base(
                 f"the catalog gave two different answers about {'.'.join(name)}: "
                 "load the table again"
             )
-        trust = parameters_trust(trust, parameters)
-    elif is_a(catalog, "SqlCatalog"):
+        try:
+            return file_base(catalog, name, location, parameters_trust(trust, parameters), config)
+        except MetadataIntegrityError:
+            # While another writer commits, the Hive metastore can answer with the location of one
+            # version and the hash of another.
+            asked = _parameters(catalog, identifier, shared_client=as_pyiceberg)
+            if asked == parameters:
+                raise
+            parameters = asked
+    if is_a(catalog, "SqlCatalog"):
         location = sql_metadata_location(catalog, identifier)
     else:
         table = catalog.load_table(identifier)
