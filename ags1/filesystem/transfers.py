@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from fsspec import AbstractFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
 
+from ..threads import Pool, run_all
 from .storage import FILE_SUFFIX
 
 T = TypeVar("T")
@@ -79,18 +80,22 @@ def _in_threads(
     ``stopped`` is set to make them end early; so it is after an interrupt."""
     if threads == 1 or len(calls) < 2:
         return [work(*call) for call in calls]
-    with ThreadPoolExecutor(threads, "ags1-files") as pool:
+    is_over = stopped or threading.Event()
+    results: dict[int, T] = {}
+
+    def do(number: int) -> None:
+        if is_over.is_set():
+            return
         try:
-            futures = [pool.submit(work, *call) for call in calls]
-            ended = wait(futures, return_when=FIRST_EXCEPTION).done
-            for future in ended:
-                future.result()
-            return [future.result() for future in futures]
-        except BaseException:
-            if stopped is not None:
-                stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            results[number] = work(*calls[number])
+        except BaseException as error:
+            if isinstance(error, CancelledError) and is_over.is_set():
+                return
+            is_over.set()
             raise
+
+    run_all(Pool(threads), do, range(len(calls)), stop=is_over.set)
+    return [results[number] for number in range(len(calls))]
 
 
 class ManyFiles(ChainedFileSystem):  # type: ignore[misc]
