@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import fcntl
 import functools
@@ -756,11 +757,15 @@ def test_a_changed_sidecar_does_not_open(home: Path) -> None:
         return json.dumps({**whole, "encryption-keys": entries})
 
     wrapped = [entry["encrypted-key-metadata"] for entry in whole["encryption-keys"]]
+    kek = base64.b64decode(wrapped[0])
+    of_no_format = base64.b64encode(b"\2" + kek[1:]).decode()
+    of_version_7 = base64.b64encode(kek[:4] + b"\7" + kek[5:]).decode()
     for text, code, message in [
         ("", 5, "not JSON"),
         ("null", 5, "not a JSON object"),
         (with_entry(0, **{"encrypted-key-metadata": "%"}), 5, "not base64"),
-        (with_entry(0, **{"encrypted-key-metadata": wrapped[1]}), 5, "damaged"),
+        (with_entry(0, **{"encrypted-key-metadata": of_no_format}), 5, "damaged"),
+        (with_entry(0, **{"encrypted-key-metadata": of_version_7}), 5, "has no version 7"),
         (with_entry(0, **{"encrypted-by-id": "none"}), 5, "no master key 'none'"),
         (with_entry(0, **{"encrypted-by-id": "no\x1b[31m"}), 5, r"no\x1b[31m"),
         (with_entry(0, properties={"KEY_TIMESTAMP": "1"}), 7, "does not verify"),
