@@ -843,6 +843,7 @@ def test_what_cannot_be_deleted_is_exit_status_6(
     succeed("delete", "db.t", "id in (1, 2, 3)")
     data = Path(filled.location().removeprefix("file://")) / "data"
     (data / "old").write_bytes(b"AGS1")
+    os.utime(data / "old", (0, 0))
     undeletable(monkeypatch)
     result = table(command, "db.t", *options, "--yes", "--json")
     found = json.loads(result.stdout)
