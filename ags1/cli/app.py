@@ -58,6 +58,9 @@ class App(Group):
             message = one_line(error.format_message().replace("\n\t", " "))
             console.write_error(f"{command}: {message} (see: {command} --help)\n")
             return Exit.USAGE
+        except ReaderGoneError:  # of the version
+            console.forget_output()
+            return Exit.READER_GONE
         except DeclinedError:
             console.print_error("nothing was changed")
             return Exit.DECLINED
@@ -100,8 +103,8 @@ class App(Group):
                 import traceback  # imported late: help has to be quick
 
                 traceback.print_exc()
-            what = f"internal error: {type(error).__name__}: {error}. This is a mistake in ags1."
-            console.print_error(f"{what} AGS1_DEBUG=1 shows where it happened")
+            what = f"internal error: {type(error).__name__}: {error}. This is a mistake in ags1:"
+            console.print_error(f"{what} please report it with what AGS1_DEBUG=1 prints")
             return Exit.INTERNAL
 
 
@@ -143,9 +146,10 @@ def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> 
 \b
 Environment:
   AGS1_KEYRING     the keyring to use instead of the default one
-  AGS1_KMS_TYPE    the KMS to use (--kms); AGS1_KMS_KEY: the master key (--key)
+  AGS1_KMS_TYPE    the KMS (--kms)
+  AGS1_KMS_KEY     the master key (--key)
   AGS1_KMS_X__Y_Z  the KMS's property x.y-z: AGS1_KMS_CLIENT__REGION is client.region
-  AGS1_CONFIG      the configuration to use instead of the default one
+  AGS1_CONFIG      the configuration file to use instead of the default one
   AGS1_DEBUG       1 shows tracebacks, and the messages of Spark and PyIceberg
   XDG_CONFIG_HOME  the folder that ags1/config.ini and ags1/keyring.json are in,
                    instead of ~/.config

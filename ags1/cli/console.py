@@ -70,8 +70,8 @@ def print_line(text: str) -> None:
 
 
 def counted(number: int, name: str) -> str:
-    """Return ``1 file``, ``2 files``."""
-    return f"{number} {name}{'' if number == 1 else 's'}"
+    """Return ``1 file``, ``2,000 files``."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def size(number: float) -> str:

@@ -124,7 +124,9 @@ EXPECTED = (Ags1Error, OSError, MemoryError)
 _OPTIONS = {
     "max_block_size= allows more": "--max-block-size allows more",
     "as by selected_fields=": "by --columns, for instance ",
+    "orphans_older_than must be": "--orphans-older-than must be",
     "older_than must be": "--older-than must be",
+    "pass prefix_mismatch_mode='ignore'": "add --prefix-mismatch ignore",
     "target_file_size_bytes": "--target-file-size",
     "min_file_size_bytes": "--min-file-size",
     "max_file_size_bytes": "--max-file-size",

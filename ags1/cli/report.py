@@ -51,8 +51,9 @@ class Report:
         self._current_size = 0
         self._file = file
 
-    def progress(self, done_size: int, total_size: int | None = None) -> None:
-        """Take how much of the current file is done (bytes)."""
+    def progress(self, done_size: int, _file_size: int | None = None) -> None:
+        """Take how much of the current file is done (bytes). The library also passes the file's
+        size; the line shows that of all files."""
         self._current_size = done_size
         if not self._wants_line or (now := time.monotonic()) < self._show_from:
             return
@@ -121,8 +122,8 @@ class Report:
 
 
 @contextlib.contextmanager
-def bar(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows the progress of one work on ``name``. It takes the bytes that are
+def progress_line(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield a function that shows the progress of work on ``name``. It takes the bytes that are
     done and, as they are known once the work has begun, those of all."""
     with contextlib.ExitStack() as stack:
         report: Report | None = None

@@ -292,7 +292,9 @@ class MaintainedTable(TableSession):
         """
         limit = None
         if remove_orphans:
-            limit = age_limit(orphans_older_than, no_other_writers=no_other_writers)
+            limit = age_limit(
+                orphans_older_than, no_other_writers=no_other_writers, name="orphans_older_than"
+            )
         how = RewriteHow(threads, executor, progress)
         return erase(self, branch, how, orphans_older_than_ms=limit, dry_run=dry_run)
 

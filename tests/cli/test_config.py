@@ -11,7 +11,7 @@ import click
 import pytest
 
 from ags1 import private_file
-from ags1.cli.kms.master_keys import from_options
+from ags1.cli.kms.master_keys import layer_of_options
 from ags1.errors import KmsAccessDeniedError, KmsConfigurationError
 from ags1.keys import read_sidecar
 from ags1.kms import create_key
@@ -19,12 +19,12 @@ from ags1.kms.settings import (
     Layer,
     file_path,
     from_environment,
+    from_options,
     from_text,
     read_file,
     resolve,
     unknown_variables,
 )
-from ags1.kms.settings import from_options as named_options
 
 from .test_files import TEXT, execute, fail, home, run, succeed
 
@@ -288,9 +288,9 @@ def test_contradicting_options_are_wrong_usage() -> None:
         (None, (("a.b", "s3cr3t"), ("a.b", "s3cr3t")), None),
     ]:
         with pytest.raises(click.UsageError) as caught:
-            from_options(kms_type, properties, keyring)
+            layer_of_options(kms_type, properties, keyring)
         assert "s3cr3t" not in caught.value.format_message()
-    layer = from_options("local", (), "k")
+    layer = layer_of_options("local", (), "k")
     assert dict(layer.properties) == {TYPE: "local", "kms.local.keyring": "k"}
 
 
@@ -298,14 +298,14 @@ def test_the_keyring_of_the_environment_beats_the_files() -> None:
     file = Layer({"kms.local.keyring": "file"})
     environment = from_environment({"AGS1_KEYRING": "environment"})
     assert resolve(NOTHING, environment, file).properties["kms.local.keyring"] == "environment"
-    options = from_options(None, (), "option")
+    options = layer_of_options(None, (), "option")
     assert resolve(options, environment, file).properties["kms.local.keyring"] == "option"
     assert "AGS1_KEYRING" not in str(from_environment({"AGS1_KMS_TYPE": "aws"}).properties)
 
 
 def test_a_home_folder_is_that_of_the_process_that_opens_the_keyring() -> None:
     """The options of a data source travel to executors, whose user has another home."""
-    settings = resolve(named_options({"keyring": "~/k.json"}), NOTHING, NOTHING)
+    settings = resolve(from_options({"keyring": "~/k.json"}), NOTHING, NOTHING)
     assert settings.properties["kms.local.keyring"] == "~/k.json"
     here = settings.of_this_user().properties["kms.local.keyring"]
     assert here == os.path.expanduser("~/k.json")

@@ -31,8 +31,7 @@ import ags1
 from ags1.cli.app import app
 from ags1.cli.console import Output
 from ags1.cli.exits import EXIT_STATUS, Exit
-from ags1.cli.files.sealing import Sealing
-from ags1.cli.files.sealing import encrypt as seal
+from ags1.cli.files.encrypting import EncryptingOptions, encrypt
 from ags1.cli.files.sources import Job
 from ags1.cli.report import Report
 from ags1.keys import Keychain, read_sidecar
@@ -599,6 +598,7 @@ def test_a_reader_that_goes_away_is_no_message(home: Path) -> None:
         (["decrypt", "a.ags1", "-o", "-"], None),
         (["encrypt", "-", "--sidecar", "s"], "a"),
         (["verify", "a.ags1"], None),
+        (["--version"], None),
     ]:
         end, other_end = os.pipe()
         os.close(end)
@@ -1158,8 +1158,8 @@ def job(home: Path) -> Job:
 def do(home: Path, *, overwrite: bool, takes_orphans: bool = False) -> None:
     keychain = Keychain(LocalKms(), "default")
     keychain.prepare()
-    how = Sealing(BLOCK, 1, True, overwrite, lambda done, total: None, takes_orphans)
-    seal(job(home), keychain, how)
+    how = EncryptingOptions(BLOCK, 1, True, overwrite, lambda done, total: None, takes_orphans)
+    encrypt(job(home), keychain, how)
 
 
 def content(home: Path) -> bytes | None:

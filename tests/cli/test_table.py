@@ -425,6 +425,7 @@ def test_a_file_is_written_whole_or_not_at_all(home: Path) -> None:
     before = (home / "rows.csv").read_bytes()
     assert before.startswith(b"id,p\n") or b"," in before.splitlines()[0]
     assert "--force" in fail(6, "scan", TABLES / "stats", "-o", "rows.csv")
+    assert "give --format" in fail(2, "scan", TABLES / "stats", "-o", "rows.feather")
     copied("stats", home)
     for path in (home / "stats" / "data").rglob("*.parquet"):
         damaged = bytearray(path.read_bytes())

@@ -1395,7 +1395,9 @@ def test_the_commands_on_ledgers(tmp_path: Path, table_ledger: LedgerPlace, keyr
         assert f"job {JOB} in /a has not ended" in text
         assert run("release", table, claim.claim_id).exit_code == 0
         assert run("forget", table, JOB).exit_code == 0
-        assert run("forget", table, JOB).exit_code == 2
+        refused = run("forget", table, JOB, "--json")
+        error = json.loads(refused.stdout)["error"]
+        assert (refused.exit_code, error["exit_code"], error["kind"]) == (2, 2, "UsageError")
     other = str(tmp_path / "other")
     with open_ledger(other, writing=True) as ledger:
         newer = [rows[0]._replace(finished_ms=99)]

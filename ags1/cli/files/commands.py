@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ...key_metadata import KeyMetadata
     from ..report import Report
+    from .decrypting import Reading
     from .sources import Job, Plan
-    from .unsealing import Reading
 
 
 _sources = click.argument("sources", nargs=-1, required=True, type=PATH, metavar="FILE...")
@@ -47,7 +47,7 @@ _max_block_size = click.option(
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _OpeningOptions:
     """What the options say of how encrypted files are opened."""
 
     keys: tuple[str, ...]
@@ -57,7 +57,7 @@ class _Given:
     threads: int | None
 
 
-_opening = grouped("given", _Given, trusted_keys, kms, _sidecar, _max_block_size, _threads)
+_opening = grouped("given", _OpeningOptions, trusted_keys, kms, _sidecar, _max_block_size, _threads)
 _output = click.option(
     "-o",
     "--output",
@@ -131,10 +131,10 @@ def encrypt(
       pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
     """
     from ...layout import plaintext_size
-    from ..kms.master_keys import sealing_keychain
+    from ..kms.master_keys import encrypting_keychain
+    from .encrypting import EncryptingOptions
+    from .encrypting import encrypt as encrypt_file
     from .running import for_each
-    from .sealing import Sealing
-    from .sealing import encrypt as seal
     from .sources import has_results, plan_encryption
 
     _refuse_json_beside_data(out, sources, output)
@@ -144,12 +144,12 @@ def encrypt(
     if any(job.target == "-" for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
         said = "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
         raise click.UsageError(said)
-    keychain, master_key_id = sealing_keychain(kms, key)
+    keychain, master_key_id = encrypting_keychain(kms, key)
     if plan.jobs:
         keychain.prepare()
 
     def work(job: Job, report: Report) -> None:
-        how = Sealing(
+        how = EncryptingOptions(
             block_size,
             threads,
             durable=not no_fsync,
@@ -158,7 +158,7 @@ def encrypt(
             takes_orphans=skip_existing,
         )
         try:
-            km, sealed = seal(job, keychain, how)
+            km, written = encrypt_file(job, keychain, how)
         except FileExistsError as error:
             if not has_results(job):
                 raise
@@ -166,7 +166,7 @@ def encrypt(
             raise FileExistsError(error.errno, hint, error.filename) from None
         assert km.file_length is not None
         facts = _facts(job, plaintext_size(km.file_length, block_size), km)
-        facts |= {"block_size": block_size, "key_id": sealed.key_id}
+        facts |= {"block_size": block_size, "key_id": written.key_id}
         report.succeeded({**facts, "master_key_id": master_key_id})
 
     return for_each(plan, work, out)
@@ -188,7 +188,12 @@ def _facts(job: Job, size: int, km: KeyMetadata) -> dict[str, Any]:
 @no_fsync
 @output
 def decrypt(
-    sources: Paths, output: str | None, given: _Given, force: bool, no_fsync: bool, out: Output
+    sources: Paths,
+    output: str | None,
+    given: _OpeningOptions,
+    force: bool,
+    no_fsync: bool,
+    out: Output,
 ) -> int:
     """Decrypt files that 'ags1 encrypt' made.
 
@@ -207,14 +212,14 @@ def decrypt(
       ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
       ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
     """
+    from .decrypting import decrypt as decrypt_file
     from .sources import plan_decryption
-    from .unsealing import decrypt as unseal
 
     _refuse_json_beside_data(out, sources, output)
     plan = plan_decryption(sources, output, given.sidecar)
 
     def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
-        size = unseal(job, km, how, durable=not no_fsync, overwrite=force)
+        size = decrypt_file(job, km, how, durable=not no_fsync, overwrite=force)
         report.succeeded(_facts(job, size, km))
 
     return _for_each_opened(plan, given, work, out)
@@ -237,7 +242,7 @@ def decrypt(
     help="Print this many bytes instead of all to the end.",
 )
 @_opening
-def cat(sources: Paths, offset: int, length: int | None, given: _Given) -> int:
+def cat(sources: Paths, offset: int, length: int | None, given: _OpeningOptions) -> int:
     """Decrypt files to standard output, one after the other.
 
     With --offset and --length (one file only), only the blocks that hold the range are read and
@@ -249,8 +254,8 @@ def cat(sources: Paths, offset: int, length: int | None, given: _Given) -> int:
       ags1 cat a.bin.ags1 --offset 1M --length 16 | xxd
       ags1 cat part1.ags1 part2.ags1 > whole
     """
+    from .decrypting import copy_out
     from .sources import plan_reading
-    from .unsealing import copy_out
 
     plan = plan_reading(sources, given.sidecar)
     if (offset or length is not None) and len(plan.jobs) > 1:
@@ -268,16 +273,16 @@ def cat(sources: Paths, offset: int, length: int | None, given: _Given) -> int:
 @_sources
 @_opening
 @output
-def verify(sources: Paths, given: _Given, out: Output) -> int:
+def verify(sources: Paths, given: _OpeningOptions, out: Output) -> int:
     """Check every block of encrypted files; write nothing.
 
     If a file verifies, it is complete and is what was encrypted under the key in its sidecar. If
-    somebody replaces a file and its sidecar by another pair under the same master key, the other
+    somebody replaces a file and its sidecar with another pair under the same master key, the other
     pair verifies, too.
 
     With --key, only sidecars under the named master keys are accepted. aws and gcp need --key: with
     them, a sidecar may name another user's key, so that whoever can write the sidecar could replace
-    the file by their own.
+    the file with their own.
 
     A folder stands for all files in it and below it whose names end in .ags1.
 
@@ -286,8 +291,8 @@ def verify(sources: Paths, given: _Given, out: Output) -> int:
       ags1 verify sealed --quiet && echo all good
       ags1 verify sealed --json | jq -r 'select(.ok | not) | .file'
     """
+    from .decrypting import verify as check
     from .sources import plan_reading
-    from .unsealing import verify as check
 
     plan = plan_reading(sources, given.sidecar)
 
@@ -322,6 +327,9 @@ def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> i
     from .running import for_each
     from .sources import plan_reading
 
+    if "-" in sources:
+        raise click.UsageError("inspect reads files, not standard input: save it to a file")
+
     def work(job: Job, report: Report) -> None:
         result = examine(job)
         if out.as_json:
@@ -346,16 +354,16 @@ def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> i
 
 def _for_each_opened(
     plan: Plan,
-    given: _Given,
+    given: _OpeningOptions,
     work: Callable[[Job, Report, KeyMetadata, Reading], None],
     out: Output,
 ) -> int:
     """Do ``work`` for every encrypted file of a plan; it gets the file's key, too."""
-    from ..kms.master_keys import opening_keychain
+    from ..kms.master_keys import decrypting_keychain
+    from .decrypting import Reading, key_metadata
     from .running import for_each
-    from .unsealing import Reading, key_metadata
 
-    keychain = opening_keychain(given.kms, given.keys)
+    keychain = decrypting_keychain(given.kms, given.keys)
 
     def opened(job: Job, report: Report) -> None:
         how = Reading(given.threads, given.max_block_size, report.progress)

@@ -86,10 +86,10 @@ def plan_encryption(
         said = "to encrypt to standard output, say with --sidecar FILE where the keys go"
         raise click.UsageError(said)
     plan = Plan()
-    for file in _find(sources, plan, _is_encrypted, "is encrypted already"):
+    for file in _find(sources, plan, _is_encrypted_or_sidecar, "is encrypted already"):
         if file.is_named and not file.is_pipe and not again:
             try:
-                refused = _is_encrypted(file.path)
+                refused = _is_encrypted_or_sidecar(file.path)
             except OSError as error:
                 plan.problems.append((file.path, error))
                 continue
@@ -101,8 +101,9 @@ def plan_encryption(
                 plan.problems.append((file.path, OSError(errno.EINVAL, said)))
                 continue
         target, makes_folder = _target(file, sources, output, lambda name: name + SUFFIX)
-        keys = sidecar if sidecar is not None else sidecar_beside(target)
-        plan.jobs.append(Job(file.path, target, keys, file.size, file.is_pipe, makes_folder))
+        sidecar_file = sidecar if sidecar is not None else sidecar_beside(target)
+        job = Job(file.path, target, sidecar_file, file.size, file.is_pipe, makes_folder)
+        plan.jobs.append(job)
     _check(plan, sources, output, sidecar)
     if skip_existing:
         plan.done = [job for job in plan.jobs if has_results(job)]
@@ -122,7 +123,7 @@ def plan_decryption(sources: Paths, output: str | None, sidecar: str | None) -> 
     if output is None and sources == (STREAM,):
         output = STREAM
     plan = Plan()
-    for file in _find(sources, plan, _is_not_encrypted):
+    for file in _find(sources, plan, _lacks_suffix):
         if output is None and not file.is_pipe and not file.path.endswith(SUFFIX):
             # Before asking for an output's name, which would not help.
             try:
@@ -131,8 +132,9 @@ def plan_decryption(sources: Paths, output: str | None, sidecar: str | None) -> 
                 plan.problems.append((file.path, error))
                 continue
         target, makes_folder = _target(file, sources, output, _without_suffix)
-        keys = _sidecar_of(file, sidecar)
-        plan.jobs.append(Job(file.path, target, keys, file.size, file.is_pipe, makes_folder))
+        sidecar_file = _sidecar_of(file, sidecar)
+        job = Job(file.path, target, sidecar_file, file.size, file.is_pipe, makes_folder)
+        plan.jobs.append(job)
     _check(plan, sources, output, sidecar)
     return plan
 
@@ -140,9 +142,9 @@ def plan_decryption(sources: Paths, output: str | None, sidecar: str | None) -> 
 def plan_reading(sources: Paths, sidecar: str | None) -> Plan:
     """Plan to read the encrypted files ``sources`` and write no file."""
     plan = Plan()
-    for file in _find(sources, plan, _is_not_encrypted):
-        keys = _sidecar_of(file, sidecar)
-        plan.jobs.append(Job(file.path, None, keys, file.size, file.is_pipe))
+    for file in _find(sources, plan, _lacks_suffix):
+        sidecar_file = _sidecar_of(file, sidecar)
+        plan.jobs.append(Job(file.path, None, sidecar_file, file.size, file.is_pipe))
     _check(plan, sources, None, sidecar)
     return plan
 
@@ -154,9 +156,9 @@ def plan_rewrapping(sources: Paths) -> Plan:
     for file in _find(sources, plan, _is_no_sidecar, kind=kind):
         if file.is_pipe:
             raise click.UsageError(f"{file.path} is not a regular file: name a sidecar or a folder")
-        if _is_no_sidecar(file.path) and _is_encrypted(file.path):
-            keys = sidecar_beside(file.path)
-            raise click.UsageError(f"{file.path} is an encrypted file: name its sidecar, {keys}")
+        if _is_no_sidecar(file.path) and _is_encrypted_or_sidecar(file.path):
+            beside = sidecar_beside(file.path)
+            raise click.UsageError(f"{file.path} is an encrypted file: name its sidecar, {beside}")
         plan.jobs.append(Job(file.path, None, file.path, file.size))
     return plan
 
@@ -281,7 +283,8 @@ def _sidecar_of(file: _Source, sidecar: str | None) -> str:
     return sidecar_beside(file.path)
 
 
-def _is_encrypted(path: str) -> bool:
+def _is_encrypted_or_sidecar(path: str) -> bool:
+    """Whether ``path`` is a sidecar by name, or an AGS1 file by name and first bytes."""
     if path.endswith(SUFFIX + SIDECAR_SUFFIX):
         return True
     if not path.endswith(SUFFIX) or not os.path.isfile(path):
@@ -294,7 +297,7 @@ def _begins_as_encrypted(path: str) -> bool:
         return file.read(len(layout.MAGIC)) == layout.MAGIC
 
 
-def _is_not_encrypted(path: str) -> bool:
+def _lacks_suffix(path: str) -> bool:
     return not path.endswith(SUFFIX)
 
 

@@ -12,7 +12,7 @@ import click
 from ..console import Output, print_line
 from ..exits import Command, Group
 from ..kms import options
-from ..kms.options import KmsOptions, Target
+from ..kms.options import KmsOptions, NewMasterKey
 from ..options import PATH, Paths, flag, json_output, no_fsync, output
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def rewrap(
     sources: Paths,
     kms: KmsOptions,
     keys: tuple[str, ...],
-    target: Target,
+    target: NewMasterKey,
     dry_run: bool,
     no_fsync: bool,
     out: Output,
@@ -248,7 +248,7 @@ def rewrap(
     from ...keys.keychain import Keychain
     from ..files.running import for_each
     from ..files.sources import plan_rewrapping
-    from ..kms.master_keys import connect, settings_of, target_of, trusted_keys
+    from ..kms.master_keys import accepted_key_ids_of, connect, settings_of, target_of
     from ..report import shortened
     from .rewrapping import Rewrapping
     from .rewrapping import rewrap as wrap_again
@@ -258,9 +258,9 @@ def rewrap(
     settings = settings_of(kms)
     source = connect(settings)
     wrapping = source if other is None else connect(other)
-    trusted = trusted_keys(settings, source, keys)
+    trusted = accepted_key_ids_of(settings, source, keys)
     if trusted is not None and target.to_key is not None and other is None:
-        trusted |= {target.to_key}
+        trusted |= {target.to_key}  # an interrupted run has put sidecars under it
     if plan.jobs and target.to_key is not None:
         # A key that cannot be used is one failure of the run.
         Keychain(wrapping, target.to_key).prepare()

@@ -19,12 +19,12 @@ from ...kms import KmsClient
 class Rewrapping:
     """How to wrap KEKs again. ``master_key_id`` is the master key to wrap under, None for the
     newest version of a KEK's own. ``other_kms`` is the KMS that has it, None for the keychain's.
-    ``wrapped`` remembers the KEKs that this KMS has unwrapped."""
+    ``target_keks`` remembers the KEKs that this KMS has unwrapped."""
 
     keychain: Keychain
     master_key_id: str | None
     other_kms: KmsClient | None
-    wrapped: KekCache
+    target_keks: KekCache
     dry_run: bool
     durable: bool
 
@@ -49,7 +49,7 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
         "changed": False,
         "dry_run": how.dry_run,
     }
-    if how.master_key_id is not None and _is_there(before, wanted, how):
+    if how.master_key_id is not None and _is_already_under(before, wanted, how):
         _open_all(sidecar_file, before, wanted, how)
         return result
     after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
@@ -67,7 +67,7 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
 
 def _open_all(sidecar_file: str, sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> None:
     def unwrap(entry: EncryptedKey) -> KeyEncryptionKey:
-        return how.wrapped.unwrap(entry, master_key_id)
+        return how.target_keks.unwrap(entry, master_key_id)
 
     try:
         for wrapped in sidecar.file_keys:
@@ -77,7 +77,7 @@ def _open_all(sidecar_file: str, sidecar: Sidecar, master_key_id: str, how: Rewr
         raise
 
 
-def _is_there(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> bool:
+def _is_already_under(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> bool:
     """Whether an earlier run has wrapped the KEKs under this master key. The KMS is asked, because
     the old master key may be destroyed next. The sidecar alone may be wrong, and two KMSs may have
     a key of the same name."""
@@ -85,7 +85,7 @@ def _is_there(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> bool:
         return False
     try:
         for entry in sidecar.kek_entries:
-            how.wrapped.unwrap(entry, master_key_id)
+            how.target_keks.unwrap(entry, master_key_id)
     except (KmsUnwrapError, KmsKeyNotFoundError):
         return False
     return True

@@ -21,7 +21,7 @@ from ...kms.secret import discreet
 from ...kms.settings import KEYRING, LOCAL, PASSPHRASE_FILE, Layer, Settings
 from ..console import print_error
 from ..exits import one_line
-from .options import KmsOptions, Target
+from .options import KmsOptions, NewMasterKey
 from .plugins import failures_of, guarded
 
 
@@ -35,11 +35,11 @@ def settings_of(options: KmsOptions) -> Settings:
             warned.add(variable)
             hint = f"did you mean {near}?" if near else "'ags1 --help' says how they are named"
             print_error(f"the environment variable {variable} is unknown and ignored: {hint}")
-    given = from_options(options.kms_type, options.kms_properties, options.keyring)
+    given = layer_of_options(options.kms_type, options.kms_properties, options.keyring)
     return settings.of_process(given).of_this_user()
 
 
-def from_options(
+def layer_of_options(
     kms_type: str | None, properties: Sequence[tuple[str, str]], keyring: str | None
 ) -> Layer:
     """Return what ``--kms``, ``--kms-property`` and ``--keyring`` say. Raises click.UsageError."""
@@ -63,7 +63,7 @@ def from_options(
     return Layer(given)
 
 
-def target_of(target: Target) -> Settings | None:
+def target_of(target: NewMasterKey) -> Settings | None:
     """Return the settings of the KMS to wrap keys with, None for the KMS that they are wrapped by.
     Raises click.UsageError for an option without another one that it needs, KmsError."""
     if target.to_key == "":  # a shell's variable that is not set
@@ -71,7 +71,7 @@ def target_of(target: Target) -> Settings | None:
     kms = target.kms
     if kms is None:
         return None
-    if from_options(kms.kms_type, kms.kms_properties, None).kind is None:
+    if layer_of_options(kms.kms_type, kms.kms_properties, None).kind is None:
         raise click.UsageError("--to-kms-property needs --to-kms")
     if target.to_key is None:
         raise click.UsageError("--to-kms needs --to-key")
@@ -167,21 +167,23 @@ def named_key(options: KmsOptions, key: str | None) -> tuple[Settings, str]:
     return chosen, key
 
 
-def sealing_keychain(options: KmsOptions, key: str | None) -> tuple[Keychain, str]:
+def encrypting_keychain(options: KmsOptions, key: str | None) -> tuple[Keychain, str]:
     """Return the keychain to encrypt with, and the master key's id. Raises as ``named_key``."""
     chosen, key_id = named_key(options, key)
     return Keychain(connect(chosen), key_id), key_id
 
 
-def opening_keychain(options: KmsOptions, keys: tuple[str, ...]) -> Keychain:
+def decrypting_keychain(options: KmsOptions, keys: tuple[str, ...]) -> Keychain:
     """Return the keychain to decrypt with. If ``keys`` are given, it accepts only these. Raises
     click.UsageError when they have to be named, KmsError."""
     chosen = settings_of(options)
     kms = connect(chosen)
-    return Keychain(kms, "", trusted_key_ids=trusted_keys(chosen, kms, keys))
+    return Keychain(kms, "", trusted_key_ids=accepted_key_ids_of(chosen, kms, keys))
 
 
-def trusted_keys(chosen: Settings, kms: KmsClient, keys: tuple[str, ...]) -> frozenset[str] | None:
+def accepted_key_ids_of(
+    chosen: Settings, kms: KmsClient, keys: tuple[str, ...]
+) -> frozenset[str] | None:
     """Return the master keys that sidecars may name; None is all that the KMS has. Some KMSs accept
     the key ids of other users. With them, whoever can write a sidecar could have us accept another
     file under another user's key. Raises click.UsageError if no key is named."""

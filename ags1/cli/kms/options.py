@@ -20,7 +20,7 @@ class KmsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NewMasterKey:
     """What ``--to-key``, ``--to-kms`` and ``--to-kms-property`` say: the master key to wrap under,
     and its KMS if that is another one."""
 
@@ -70,7 +70,7 @@ keyring = click.option(
 )
 new_passphrase = flag(
     "--passphrase",
-    help="Protect the new keyring by a passphrase: the one in the settings "
+    help="Protect the new keyring with a passphrase: the one in the settings "
     "(kms.local.passphrase-file), or one that you type twice.",
 )
 _kms_type = click.option(
@@ -125,4 +125,4 @@ _TARGET = (
 
 
 kms = grouped("kms", KmsOptions, _kms_type, _kms_property, keyring)
-target = grouped("target", Target, *_TARGET)
+target = grouped("target", NewMasterKey, *_TARGET)

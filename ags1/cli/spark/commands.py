@@ -9,10 +9,10 @@ import click
 
 from ..exits import Group
 from ..kms import options
-from ..kms.options import KmsOptions, Target
+from ..kms.options import KmsOptions, NewMasterKey
 from ..options import Paths, flag, grouped, no_fsync
 from .ledger import ledger as ledger_commands
-from .running import BulkCommand, Running, run, running, selecting
+from .running import BulkCommand, RunOptions, run, running, selecting
 from .session import kms_config
 from .tables import COMMANDS
 
@@ -43,7 +43,7 @@ _target = click.argument("target", type=_PATH, metavar="TARGET")
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _LedgerOptions:
     """What the options say of the ledger to open, and of the keys to accept."""
 
     ledger: str
@@ -54,16 +54,16 @@ class _Reading:
         """Return the arguments by which Spark's jobs open the ledger. Raises before Spark starts
         what would fail in each of them: OSError, click.UsageError, KmsError."""
         from ...spark.ledger import check_ledger
-        from ..kms.master_keys import settings_of, trusted_keys
+        from ..kms.master_keys import accepted_key_ids_of, settings_of
 
         check_ledger(self.ledger)
         settings = settings_of(self.kms)
         config = kms_config(settings)
-        key_ids = trusted_keys(settings, config.client(), self.keys) or frozenset()
+        key_ids = accepted_key_ids_of(settings, config.client(), self.keys) or frozenset()
         return {"ledger": self.ledger, "kms": config, "key_ids": key_ids}
 
 
-_reading = grouped("reading", _Reading, _ledger, options.trusted_keys, options.kms)
+_reading = grouped("reading", _LedgerOptions, _ledger, options.trusted_keys, options.kms)
 
 
 @click.group("spark", cls=Group, short_help="Work on many files and large tables on Spark.")
@@ -120,7 +120,7 @@ def encrypt(
     sidecars: bool,
     force: bool,
     no_fsync: bool,
-    how: Running,
+    how: RunOptions,
 ) -> int:
     """Encrypt files, folders and globs into the folder TARGET, each file under a fresh key.
 
@@ -170,7 +170,12 @@ def encrypt(
 @no_fsync
 @selecting
 def decrypt(
-    sources: Paths, target: str, reading: _Reading, force: bool, no_fsync: bool, how: Running
+    sources: Paths,
+    target: str,
+    reading: _LedgerOptions,
+    force: bool,
+    no_fsync: bool,
+    how: RunOptions,
 ) -> int:
     """Decrypt files into the folder TARGET, with the keys in the ledger.
 
@@ -189,7 +194,7 @@ def decrypt(
 @_some_sources
 @_reading
 @selecting
-def verify(sources: Paths, reading: _Reading, how: Running) -> int:
+def verify(sources: Paths, reading: _LedgerOptions, how: RunOptions) -> int:
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
@@ -206,7 +211,7 @@ def verify(sources: Paths, reading: _Reading, how: Running) -> int:
 @options.target
 @no_fsync
 @running
-def rewrap(reading: _Reading, target: Target, no_fsync: bool, how: Running) -> int:
+def rewrap(reading: _LedgerOptions, target: NewMasterKey, no_fsync: bool, how: RunOptions) -> int:
     """Wrap the keys in a ledger again. The encrypted files do not change.
 
     The keys are wrapped under another master key (--to-key), which may be in another KMS

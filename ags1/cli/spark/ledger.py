@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console import Output
+from ..console import Output, counted
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions
 from ..options import Paths, flag, output
+from .running import BulkCommand
 from .session import kms_config, report_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def ledger() -> None:
     """
 
 
+ledger.command_class = BulkCommand
+
+
 @ledger.command(short_help="Show a ledger's rows by outcome, and unfinished jobs.")
 @_ledger
 @options.kms
@@ -52,7 +56,7 @@ def info(ledger: str, kms: KmsOptions, out: Output) -> int:
     """
     from ...spark.ledger import ENCRYPT, open_ledger
 
-    with open_ledger(_at(ledger, kms), writing=False) as opened:
+    with open_ledger(_ledger_at(ledger, kms), writing=False) as opened:
         pending = list(opened.pending(others=True))
         counts = Counter(
             f"{row.operation} {row.status}" for row in opened.rows(("operation", "status"))
@@ -75,7 +79,7 @@ def info(ledger: str, kms: KmsOptions, out: Output) -> int:
             "killed": opened.killed(),
             "jobs": jobs,
         }
-    lines = [f"{facts['encrypted_files']:,} encrypted files, {facts['batches']:,} batches"]
+    lines = [f"{counted(facts['encrypted_files'], 'encrypted file')}, {facts['batches']:,} batches"]
     lines += [f"{number:,} rows: {what}" for what, number in facts["rows"].items()]
     if facts["pending_rows"]:
         lines.append(f"{facts['pending_rows']:,} rows of a job that runs or was killed")
@@ -127,9 +131,10 @@ def export(
 ) -> int:
     """Copy the rows of LEDGER into the ledger TARGET, such as a folder for a backup.
 
-    The rest is as for 'import', the other way round. With --to-sidecars, each encrypted file gets
-    its wrapped key beside it. Then 'ags1 decrypt' and others open it without the ledger, and
-    'rebuild' makes a ledger of the sidecars.
+    If TARGET does not exist, it is made. Rows that TARGET already has are left out, so an
+    interrupted run can be repeated. No job may write to TARGET meanwhile. With --to-sidecars, each
+    encrypted file gets its wrapped key beside it. Then 'ags1 decrypt' and others open it without
+    the ledger, and 'rebuild' makes a ledger of the sidecars.
 
     Examples:
       ags1 spark ledger export iceberg:prod.ops.ledger backup
@@ -142,9 +147,9 @@ def export(
     from ...spark.jobs.sidecars import write_sidecars
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_at(ledger, kms), writing=False) as opened:
+    with open_ledger(_ledger_at(ledger, kms), writing=False) as opened:
         moved = write_sidecars(opened)
-    return _report(moved, "wrote {:,} sidecars", out)
+    return _report(moved, "wrote {}", "sidecar", out)
 
 
 @ledger.command()
@@ -169,9 +174,9 @@ def rebuild(ledger: str, sources: Paths, key: str | None, kms: KmsOptions, out: 
     from ...spark.jobs.sidecars import rows_from_sidecars
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_at(ledger, kms, key, new=True), writing=True) as opened:
+    with open_ledger(_ledger_at(ledger, kms, key, new=True), writing=True) as opened:
         moved = rows_from_sidecars(opened, sources)
-    return _report(moved, "took the keys of {:,} files from their sidecars", out)
+    return _report(moved, "took the keys of {} from their sidecars", "file", out)
 
 
 @ledger.command()
@@ -182,17 +187,18 @@ def compact(ledger: str, kms: KmsOptions, out: Output) -> int:
     """Store a ledger's rows in fewer files.
 
     Each wave of a job adds a file. Rows, and numbers of batches, do not change, so streams that
-    read the ledger go on where they were. Of a table, old snapshots are expired too.
+    read the ledger go on where they were. If the ledger is a table, its old snapshots are
+    expired too.
 
     Examples:
       ags1 spark ledger compact ledger
     """
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_at(ledger, kms), writing=True) as opened:
+    with open_ledger(_ledger_at(ledger, kms), writing=True) as opened:
         before, after = opened.compact()
     facts = {"ledger": ledger, "files_before": before, "files_after": after}
-    out.result(facts, f"{before:,} files became {after:,}")
+    out.result(facts, f"{counted(before, 'file')} became {after:,}")
     return 0
 
 
@@ -213,7 +219,7 @@ def release(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
     """
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_at(ledger, kms), writing=False) as opened:
+    with open_ledger(_ledger_at(ledger, kms), writing=False) as opened:
         opened.release(job)
     out.result({"ledger": ledger, "released": job}, f"released the claim of job {job}")
     return 0
@@ -235,18 +241,20 @@ def forget(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
     """
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_at(ledger, kms), writing=True) as opened:
+    with open_ledger(_ledger_at(ledger, kms), writing=True) as opened:
         if job not in opened.killed():
-            raise click.UsageError(f"the ledger has no killed job {job}: see 'info'")
+            raise click.UsageError(
+                f"the ledger has no killed job {job}: 'ags1 spark ledger info' lists them"
+            )
         opened.end(job)
     out.result({"ledger": ledger, "forgotten": job}, f"forgot job {job}")
     return 0
 
 
-def _report(moved: Moved, text: str, out: Output) -> int:
+def _report(moved: Moved, text: str, name: str, out: Output) -> int:
     report = report_of(moved.failures, out)
     facts = {"done": moved.done, "known": moved.known, "failed": len(moved.failures)}
-    text = text.format(moved.done)
+    text = text.format(counted(moved.done, name))
     text = f"{text}, {moved.known:,} were there already" if moved.known else text
     out.result(facts, text, report.exit_code)
     return report.exit_code
@@ -257,8 +265,8 @@ def _copy(source: str, target: str, key: str | None, kms: KmsOptions, out: Outpu
     from ...spark.ledger.copying import copy_rows
 
     with (
-        open_ledger(_at(source, kms), writing=False) as old,
-        open_ledger(_at(target, kms, key, new=True), writing=True) as new,
+        open_ledger(_ledger_at(source, kms), writing=False) as old,
+        open_ledger(_ledger_at(target, kms, key, new=True), writing=True) as new,
     ):
         copied = copy_rows(old, new)
     facts = {"source": source, "target": target, **copied._asdict()}
@@ -267,7 +275,9 @@ def _copy(source: str, target: str, key: str | None, kms: KmsOptions, out: Outpu
     return 0
 
 
-def _at(location: str, kms: KmsOptions, key: str | None = None, *, new: bool = False) -> LedgerAt:
+def _ledger_at(
+    location: str, kms: KmsOptions, key: str | None = None, *, new: bool = False
+) -> LedgerAt:
     """Return the ledger, with the KMS if it is a table. Raises click.UsageError, KmsError, OSError
     for a text that is no ledger."""
     from ...errors import KmsConfigurationError
@@ -280,6 +290,9 @@ def _at(location: str, kms: KmsOptions, key: str | None = None, *, new: bool = F
     if new:
         settings, key_id = named_key(kms, key)
         return LedgerAt(location, kms_config(settings), key_id)
-    with suppress(KmsConfigurationError):  # the catalog's own configuration may have a KMS
-        return LedgerAt(location, kms_config(settings_of(kms)))
-    return LedgerAt(location)
+    # The catalog's own configuration may have a KMS.
+    is_optional = kms == KmsOptions()
+    found = None
+    with suppress(KmsConfigurationError) if is_optional else nullcontext():
+        found = kms_config(settings_of(kms))
+    return LedgerAt(location, found)

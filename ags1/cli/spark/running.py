@@ -4,17 +4,17 @@ last either the summary or the error that ended the command."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .. import console
-from ..console import Output, print_error, print_json, print_line, warnings_as_lines
+from ..console import Output, counted, print_error, print_json, print_line, warnings_as_lines
 from ..exits import EXPECTED, Command, Exit, Failure, ReaderGoneError, describe, one_line
 from ..options import flag, grouped, output
-from ..report import bar, facts_of
-from .session import check_session, master, report_of, verbose, when_needed
+from ..report import facts_of, progress_line
+from .session import master, report_of, verbose, when_needed
 
 if TYPE_CHECKING:
     from ...spark.jobs import Summary
@@ -37,7 +37,7 @@ _PASSED_OVER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunOptions:
     """What the options say of the run: of Spark, and of the files to do."""
 
     master: str | None
@@ -68,35 +68,35 @@ _cores = click.option(
     "--cores",
     type=click.IntRange(min=1),
     metavar="N",
-    help="The cores of the cluster, for which the work is cut.  [default: what Spark says]",
+    help="The number of cores to split the work for.  [default: what Spark reports]",
 )
 _include = click.option(
     "--include",
     multiple=True,
     callback=_patterns,
     metavar="PATTERN",
-    help="Only files that match this pattern, or another --include.",
+    help="Take only files that match this pattern or another --include.",
 )
 _exclude = click.option(
     "--exclude",
     multiple=True,
     callback=_patterns,
     metavar="PATTERN",
-    help="No files that match this pattern, and none in folders that do.",
+    help="Leave out files that match this pattern, and files in folders that match it.",
 )
 _max_failures = click.option(
     "--max-failures",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Begin no other file when N files have failed.  [default: no limit]",
+    help="Start no more files after N have failed.  [default: no limit]",
 )
 _dry_run = flag(
     "--dry-run",
     help="Print what would be done, with sizes; write nothing and do not start Spark.",
 )
 _spark = (master, _cores, verbose, output)
-running = grouped("how", Running, *_spark)
-selecting = grouped("how", Running, _include, _exclude, _max_failures, _dry_run, *_spark)
+running = grouped("how", RunOptions, *_spark)
+selecting = grouped("how", RunOptions, _include, _exclude, _max_failures, _dry_run, *_spark)
 
 
 class BulkCommand(Command):
@@ -142,31 +142,32 @@ def _as_json(failure: Failure) -> Exit:
     return failure.exit_code
 
 
-def run(job: str, how: Running, *paths: Any, **more: Any) -> int:
-    """Do a job of ``ags1.spark.jobs`` and report it. Spark starts when there is something to do."""
+def run(function_name: str, how: RunOptions, *paths: Any, **more: Any) -> int:
+    """Call a function of ``ags1.spark.jobs`` and report what it did. Spark starts when there is
+    something to do."""
+    selects_files = function_name != "rewrap_ledger"  # which knows no sizes
     more["cores"] = how.cores
-    if job != "rewrap_ledger":  # it knows no sizes, and has one kind of file
+    if selects_files:
         names = ("include", "exclude", "max_failures", "dry_run")
         more |= {name: getattr(how, name) for name in names}
-    check_session(how.master)
     with (
         warnings_as_lines(quiet=how.out.quiet or how.out.as_json),
         when_needed(how.master, verbose=how.verbose) as spark,
-        bar("", how.out) as progress,
+        progress_line("", how.out) as progress,
     ):
         from ...spark import jobs
 
-        if job != "rewrap_ledger":
+        if selects_files:
             more["progress"] = progress
-        summary = getattr(jobs, job)(spark, *paths, **more)
+        summary = getattr(jobs, function_name)(spark, *paths, **more)
     return _report(summary, how)
 
 
-def _report(summary: Summary, how: Running) -> int:
+def _report(summary: Summary, how: RunOptions) -> int:
     out = how.out
     report = report_of(summary.failures, out)
     if (more := summary.failed - len(summary.failures)) and not out.as_json:
-        print_error(f"{more} more files failed")
+        print_error(f"{counted(more, 'more file')} failed")
     for file in summary.planned:
         line = (
             f"{file.path}{f' -> {file.target}' if file.target else ''}, {console.size(file.size)}"
@@ -182,9 +183,9 @@ def _report(summary: Summary, how: Running) -> int:
     return report.exit_code
 
 
-def _facts(summary: Summary, how: Running) -> dict[str, Any]:
+def _facts(summary: Summary, how: RunOptions) -> dict[str, Any]:
     lists = ("failures", "planned")
-    names = (name for name in summary.__dataclass_fields__ if name not in lists)
+    names = (field.name for field in fields(summary) if field.name not in lists)
     facts = {name: getattr(summary, name) for name in names}
     if how.dry_run:
         size = sum(file.size for file in summary.planned)
@@ -192,12 +193,12 @@ def _facts(summary: Summary, how: Running) -> dict[str, Any]:
     return facts | {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
 
 
-def _line(summary: Summary, how: Running) -> str:
+def _line(summary: Summary, how: RunOptions) -> str:
     if how.dry_run:
         size = console.size(sum(file.size for file in summary.planned))
-        parts = [f"would {summary.operation} {len(summary.planned):,} files", size]
+        parts = [f"would {summary.operation} {counted(len(summary.planned), 'file')}", size]
     else:
-        parts = [f"{_DONE[summary.operation]} {summary.done:,} files"]
+        parts = [f"{_DONE[summary.operation]} {counted(summary.done, 'file')}"]
         if summary.size:
             size, rate = map(console.size, (summary.size, summary.bytes_per_second))
             parts.append(f"{size} in {summary.seconds:.1f} s ({rate}/s)")

@@ -1,9 +1,11 @@
 """``ags1 table …``: encrypted Iceberg tables.
 
-- ``commands``, ``creating``, ``writing``, ``maintenance``, ``erasing``: what can be typed;
+- ``commands``, ``creating``, ``writing``, ``maintenance``, ``erasing``, ``doctoring``: what can be
+  typed;
 - ``verifying``, ``migrating``, ``rekeying``, ``compacting``: options and reports of work that Spark
   can do, too;
 - ``options``, ``opening``, ``catalogs``: which table is meant, and opening it;
-- ``inputs``, ``texts``, ``schemas``, ``filters``: what the user gives: rows, columns, conditions;
+- ``inputs``, ``texts``, ``schemas``, ``filters``, ``moments``: what the user gives: rows, columns,
+  conditions, times;
 - ``rows``, ``facts``, ``failures``: what the user sees.
 """

@@ -35,9 +35,12 @@ class ChangedCatalog(NamedCatalog):
         option and no configuration names one."""
         trusted = self.trusted_key_ids
         only = next(iter(trusted)) if len(trusted) == 1 else None
-        key_id = self._options.key_id or only or self.setting
+        key_id = self._options.key_id or only or self.settings_key_id
         if not key_id:
-            raise click.UsageError("no master key is named: name it with --key")
+            raise click.UsageError(
+                "no master key is named: name it with --key, AGS1_KMS_KEY, or key in the "
+                "configuration"
+            )
         return key_id
 
     def load(self) -> EncryptedTable:

@@ -14,7 +14,7 @@ import click
 from ...atomic import AtomicFile
 from ..console import BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
-from ..options import PATH, force, grouped, json_output, output, quiet
+from ..options import PATH, flag, force, grouped, json_output, output, quiet
 from . import erasing, maintenance, options, verifying, writing
 from .creating import create
 from .doctoring import doctor
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from ...iceberg.operations.verify.findings import TableVerification
 
 
+_OUTPUT_FORMATS = {
+    **dict.fromkeys(("", ".txt"), "table"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    ".csv": "csv",
+    **dict.fromkeys((".arrow", ".arrows"), "arrow"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RowsTarget:
     """Where rows are written, and in which format."""
@@ -42,9 +51,8 @@ class RowsTarget:
     output: str | None
     force: bool
 
-    @property
-    def chosen(self) -> str:
-        """The format. Raises click.UsageError if it is binary and would go to the terminal."""
+    def chosen_format(self) -> str:
+        """Return the format. Raises click.UsageError for a binary one on a terminal."""
         from .rows import BINARY
 
         format_ = self.format_ or _format_of(self.output)
@@ -58,7 +66,7 @@ class RowsTarget:
         """Write rows as they are read."""
         from .rows import WRITERS
 
-        write = WRITERS[self.chosen]
+        write = WRITERS[self.chosen_format()]
         if self.output is None:
             stdout = cast("IO[bytes]", BinaryOutput())
             write(reader, stdout)
@@ -173,13 +181,11 @@ def scan(
           --format jsonl | jq .id
       ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
     """
-    _ = target.chosen
+    target.chosen_format()  # refuses a terminal before the table is opened
     opened = open_table(where, out.note, require_encrypted=require_encrypted)
     chosen = _snapshot(opened, snapshot_id, ref)
     reader = opened.scan(
-        row_filter=parsed_filter(
-            opened, "true" if row_filter is None else row_filter, "--filter", of_scan=True
-        ),
+        row_filter=parsed_filter(opened, row_filter, "--filter", of_scan=True),
         selected_fields=tuple(columns.split(",")) if columns else ("*",),
         snapshot_id=None if chosen is None else chosen.snapshot_id,
         limit=limit,
@@ -213,7 +219,7 @@ def scan(
     "[default: all]",
 )
 @_limit
-@click.option("--net", is_flag=True, help="Leave out rows that come and go within the range.")
+@flag("--net", help="Leave out rows that come and go within the range.")
 @click.option(
     "--identifier",
     metavar="A,B",
@@ -251,21 +257,24 @@ def changes(
     from ...errors import NotEncryptedError
     from ...iceberg import EncryptedTable
 
-    _ = target.chosen
+    target.chosen_format()  # refuses a terminal before the table is opened
     opened = open_table(where, out.note, require_encrypted=require_encrypted)
     if not isinstance(opened, EncryptedTable):
         raise NotEncryptedError(
-            "the table is not encrypted, and only the changes of encrypted tables can be read",
+            "the table is not encrypted, and only the changes of encrypted tables can be read: "
+            "'ags1 table migrate' encrypts it",
             file=where.table,
         )
     if isinstance(start, datetime) and isinstance(end, datetime) and start >= end:
-        raise click.UsageError("the time of --from is not before that of --to")
+        raise click.UsageError(
+            "the time of --from is not before that of --to: give an earlier --from"
+        )
     scan = opened.changelog_scan(
         from_snapshot_id_exclusive=start if isinstance(start, int) else None,
         to_snapshot_id_inclusive=end if isinstance(end, int) else None,
         from_time_exclusive=start if isinstance(start, datetime) else None,
         to_time_inclusive=end if isinstance(end, datetime) else None,
-        row_filter=parsed_filter(opened, "true" if row_filter is None else row_filter, "--filter"),
+        row_filter=parsed_filter(opened, row_filter, "--filter"),
         selected_fields=tuple(columns.split(",")) if columns else ("*",),
         limit=limit,
         net_changes=net,
@@ -345,9 +354,11 @@ def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapsh
 
 
 def _format_of(output: str | None) -> str:
+    """Return the format that a file's name ends in. Raises click.UsageError for an unknown end."""
     suffix = os.path.splitext(output or "")[1].lower()
-    known = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow", ".arrows": "arrow"}
-    return known.get(suffix) or ("jsonl" if suffix in (".jsonl", ".ndjson", ".json") else "table")
+    if suffix not in _OUTPUT_FORMATS:
+        raise click.UsageError(f"{output}: its name does not tell the format: give --format")
+    return _OUTPUT_FORMATS[suffix]
 
 
 for _command in (create, doctor, *writing.COMMANDS, *maintenance.COMMANDS, *erasing.COMMANDS):

@@ -14,8 +14,8 @@ import click
 
 from ..console import Output, counted
 from ..exits import Exit
-from ..options import grouped, size
-from ..report import bar
+from ..options import flag, grouped, size
+from ..report import progress_line
 from . import options
 from .catalogs import ChangedCatalog
 from .filters import parsed_filter
@@ -68,13 +68,7 @@ class CompactionOptions:
 asking = grouped(
     "asked",
     CompactionOptions,
-    click.option(
-        "--filter",
-        "row_filter",
-        metavar="EXPR",
-        help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  "
-        "[default: all files]",
-    ),
+    options.file_filter,
     click.option(
         "--target-file-size",
         callback=size(),
@@ -98,8 +92,8 @@ asking = grouped(
         type=click.IntRange(1),
         default=5,
         metavar="N",
-        help="Rewrite files together if there are N, or if in sum they exceed the target.  "
-        "[default: 5]",
+        help="Rewrite files together if there are N, or if together they are larger than "
+        "the target.  [default: 5]",
     ),
     click.option(
         "--delete-file-threshold",
@@ -112,23 +106,22 @@ asking = grouped(
         type=click.FloatRange(0, 1, min_open=True),
         default=0.3,
         metavar="RATIO",
-        help="Rewrite data files of whose rows at least this part is deleted.  [default: 0.3]",
+        help="Rewrite data files in which at least this fraction of the rows is deleted.  "
+        "[default: 0.3]",
     ),
-    click.option("--rewrite-all", is_flag=True, help="Rewrite all files, whatever their size."),
+    flag("--rewrite-all", help="Rewrite all files, whatever their size."),
     click.option(
         "--max-file-group-size",
         callback=size(),
         metavar="SIZE",
         help="Rewrite at most this many bytes of files together.  [default: 100GiB]",
     ),
-    click.option(
+    flag(
         "--remove-dangling-deletes",
-        is_flag=True,
         help="Remove delete files that apply to no data file any more.",
     ),
-    click.option(
+    flag(
         "--partial-progress",
-        is_flag=True,
         help="Commit in several parts. If a part fails, the others go on; the exit status is 6.",
     ),
     click.option(
@@ -155,10 +148,8 @@ def compact_and_report(
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
-    chosen = parsed_filter(
-        table, "true" if asked.row_filter is None else asked.row_filter, "--filter"
-    )
-    with bar(name, out) as progress:
+    chosen = parsed_filter(table, asked.row_filter, "--filter")
+    with progress_line(name, out) as progress:
         done = compact(table, chosen, progress=progress, **asked.arguments())
     facts: dict[str, Any] = {
         "table": name,

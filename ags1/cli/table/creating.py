@@ -172,7 +172,9 @@ def _refuse_own(properties: Mapping[str, str]) -> None:
     own = ("encryption.", "write.format.default", "format-version")
     for name in properties:
         if name.startswith(own):
-            said = f"--property {name}: it is set by another option or cannot be chosen"
+            said = (
+                f"--property {name} is set by the command: use --key, --data-key-length or --format"
+            )
             raise click.UsageError(said)
 
 

@@ -10,8 +10,8 @@ import click
 
 from ..console import Output, counted, print_line
 from ..exits import Command, Exit, one_line
-from ..options import confirm, output, yes
-from ..report import bar
+from ..options import confirm, flag, output, yes
+from ..report import progress_line
 from . import options
 from .catalogs import ChangedCatalog
 from .moments import Moment
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 # This kind was not searched for. All other kinds were found.
 _NOT_SEARCHED = "orphans-not-searched"
 
-_no_other_writers = click.option(
+_no_other_writers = flag(
     "--no-other-writers",
-    is_flag=True,
     help="Nobody else writes to the table: allow orphan files younger than 24 hours to be deleted.",
 )
 
@@ -111,7 +110,7 @@ def remove_orphans(
 @options.changing()
 @options.branch
 @options.threads
-@click.option("--orphans", is_flag=True, help="Also delete files of writers that failed.")
+@flag("--orphans", help="Also delete files of writers that failed.")
 @click.option(
     "--orphans-older-than",
     type=Moment(),
@@ -157,7 +156,7 @@ def erase(
     if not dry_run:
         question = f"Erase the deleted rows of {name}, with all its earlier snapshots?"
         confirm(question, yes=yes)
-    with bar(name, out) as progress:
+    with progress_line(name, out) as progress:
         done = table.erase_deleted_rows(
             branch=branch,
             remove_orphans=orphans,

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 
-def parsed_filter(table: Table, text: str, option: str, *, of_scan: bool = False) -> Any:
-    """Parse ``text`` as a filter; return it unbound. The filter of a scan may name metadata
+def parsed_filter(table: Table, text: str | None, option: str, *, of_scan: bool = False) -> Any:
+    """Parse ``text`` as a filter; return it unbound. None selects every row. An empty text is
+    refused: it is a shell's variable that is not set. The filter of a scan may name metadata
     columns. Raises click.UsageError, with the ``option``'s name, if it is not a filter, or names a
     column that the table does not have."""
     from pyiceberg.expressions.parser import parse
@@ -21,7 +22,7 @@ def parsed_filter(table: Table, text: str, option: str, *, of_scan: bool = False
     from ...iceberg.table import EncryptedTable
 
     try:
-        expression = parse(text)
+        expression = parse("true" if text is None else text)
         schema = table.schema()
         if of_scan and isinstance(table, EncryptedTable):
             schema = filtered_schema(schema, expression)

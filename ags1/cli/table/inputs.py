@@ -69,7 +69,7 @@ class Input:
             for name in names:
                 if names.count(name) > 1:
                     raise FormatError(f"the file has the column {name!r} twice: rename one")
-            self._stack = self._stack.pop_all()
+            self._stack = self._stack.pop_all()  # it stays open until `close`
 
     def close(self) -> None:
         """Close the file. It can be opened again."""
@@ -260,7 +260,7 @@ class Inputs:
             for f in source.schema
         )
         for number, (known, inputs) in enumerate(self.groups):
-            both = _of_both(known, schema)
+            both = _common_schema(known, schema)
             if both is not None:
                 self.groups[number] = both, [*inputs, source]
                 return
@@ -275,13 +275,13 @@ class Inputs:
             for batch in source.batches():
                 if batch.num_rows:
                     self.rows += batch.num_rows
-                    yield _as(batch, schema)
+                    yield _cast(batch, schema)
                 report.progress(source.done_size)
             source.close()
             report.progress(source.size or source.done_size)
 
 
-def _of_both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
+def _common_schema(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     """Return a schema for the rows of both. In it, no row loses a value or gets a column that it
     does not have. Return None if there is no such schema."""
     if set(one.names) != set(other.names):
@@ -296,7 +296,7 @@ def _of_both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
         return None
 
 
-def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     named = ((batch.column(field.name), field.type) for field in schema)
     columns = [column if column.type == kind else column.cast(kind) for column, kind in named]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -306,7 +306,7 @@ class _Counted(io.RawIOBase):
     """A file that counts the bytes read. ``has_ended`` is true after a read beyond its end."""
 
     def __init__(self, file: BinaryIO | io.FileIO, source: Input) -> None:
-        self._of = file
+        self._file = file
         self._source = source
         self.has_ended = False
 
@@ -314,20 +314,20 @@ class _Counted(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return self._of.seekable()
+        return self._file.seekable()
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._of.seek(offset, whence)
+        return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        return self._of.tell()
+        return self._file.tell()
 
     def readinto(self, buffer: Any, /) -> int:
         # Return as many bytes as asked for, because Arrow treats a shorter result as the end.
         view = memoryview(buffer).cast("B")
         done = 0
         while done < len(view):
-            part = self._of.read(len(view) - done)
+            part = self._file.read(len(view) - done)
             if not part:
                 self.has_ended = True
                 break

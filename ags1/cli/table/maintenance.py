@@ -10,9 +10,9 @@ import click
 
 from ..console import Output, counted
 from ..exits import Command, Exit
-from ..kms.options import Target, target
+from ..kms.options import NewMasterKey, target
 from ..options import confirm, flag, output, pairs, yes
-from ..report import bar
+from ..report import progress_line
 from . import compacting, migrating, options, rekeying
 from .catalogs import ChangedCatalog
 from .compacting import CompactionOptions, compact_and_report
@@ -65,7 +65,9 @@ def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, o
 @target
 @options.dry_run("Do everything, but commit nothing.")
 @output
-def rotate(where: TableOptions, rewrap: bool, target: Target, dry_run: bool, out: Output) -> None:
+def rotate(
+    where: TableOptions, rewrap: bool, target: NewMasterKey, dry_run: bool, out: Output
+) -> None:
     """Replace or rewrap the keys that wrap a table's keys. Files and snapshots do not change.
 
     Without options, a new key encryption key (KEK) replaces all others. With --rewrap, --to-key or
@@ -78,11 +80,11 @@ def rotate(where: TableOptions, rewrap: bool, target: Target, dry_run: bool, out
       ags1 table rotate db.flights --catalog prod --to-key new
       ags1 table rotate db.flights --catalog prod --to-kms vault --to-key tables --dry-run
     """
-    from ...iceberg.spec import table_keys as rotation
+    from ...iceberg.spec import table_keys
     from ..kms.master_keys import connect, target_of
 
     to_key = target.to_key
-    if rewrap and target != Target():
+    if rewrap and target != NewMasterKey():
         raise click.UsageError("--rewrap and --to-key exclude each other: give one of them")
     other = target_of(target)
     kms = None if other is None else connect(other)
@@ -98,9 +100,9 @@ def rotate(where: TableOptions, rewrap: bool, target: Target, dry_run: bool, out
     if dry_run:
         view = table.view()
         if rewraps:
-            change = rotation.rewrap(view.metadata, view.manager, kms, to_key)
+            change = table_keys.rewrap(view.metadata, view.manager, kms, to_key)
         else:
-            change = rotation.rotate(view.metadata, view.manager)
+            change = table_keys.rotate(view.metadata, view.manager)
         keys = change.manager
     else:
         if rewraps:
@@ -236,7 +238,7 @@ def relocate(
     if move and not dry_run:
         question = f"Move {opened.identifier} to {new_location} and delete its old files?"
         confirm(question, yes=yes)
-    with bar(opened.identifier, out) as progress:
+    with progress_line(opened.identifier, out) as progress:
         done = opened.catalog.relocate_table(
             opened.identifier,
             new_location,
@@ -364,13 +366,13 @@ def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> No
       ags1 table prune-keys db.flights --catalog prod --dry-run
       ags1 table prune-keys db.flights --catalog prod --yes
     """
-    from ...iceberg.spec import table_keys as rotation
+    from ...iceberg.spec import table_keys
 
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     if dry_run:
         view = table.view()
-        removed = [key.key_id for key in rotation.prune(view.metadata, view.manager).removed]
+        removed = [key.key_id for key in table_keys.prune(view.metadata, view.manager).removed]
     else:
         confirm(f"Remove the keys of {name} that nothing refers to?", yes=yes)
         removed = table.prune_keys()

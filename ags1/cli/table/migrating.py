@@ -12,7 +12,7 @@ import click
 from ..console import Output, counted
 from ..exits import Exit
 from ..options import confirm, flag, grouped, yes
-from ..report import bar
+from ..report import progress_line
 from . import options
 from .catalogs import ChangedCatalog
 from .options import TableOptions
@@ -65,7 +65,7 @@ def migrate_and_report(
     if asked.delete_plaintext and not asked.dry_run:
         question = f"Delete the unencrypted files of {opened.identifier} once it is encrypted?"
         confirm(question, yes=asked.yes)
-    with bar(opened.identifier, out) as progress:
+    with progress_line(opened.identifier, out) as progress:
         result = migrate(
             opened.catalog,
             opened.identifier,

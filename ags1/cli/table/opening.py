@@ -90,7 +90,7 @@ class NamedCatalog:
             said = f"{options.table}: a table in a catalog has the name NAMESPACE.TABLE"
             raise click.UsageError(said)
         self._key_id = options.key_id
-        self.setting: str | None = None
+        self.settings_key_id: str | None = None
         configured = configured_properties(name, options.io_properties)
         if not configured:
             said = f"PyIceberg's configuration has no catalog {name!r}: add it there"
@@ -104,7 +104,7 @@ class NamedCatalog:
         if keys:
             chosen = settings_of(options.kms)
             kms = connect(chosen)
-            self.setting = chosen.key_id
+            self.settings_key_id = chosen.key_id
         inner = load_plain_catalog(name, **options.io_properties)
         self.catalog = EncryptedCatalog(inner, kms, **catalog_rules(configured))
 
@@ -121,7 +121,7 @@ class NamedCatalog:
     def expected_key_id(self) -> str | None:
         """Return the master key that the table has to name; None if it may name any."""
         if self._key_id is None and self.takes_any_key:
-            return self.setting
+            return self.settings_key_id
         return self._key_id
 
 

@@ -15,13 +15,15 @@ from ..exits import EXPECTED, Exit, describe
 from ..kms.options import KmsOptions
 from ..kms.options import kms as kms_options
 from ..options import Decorator, flag, grouped, pairs
+from ..report import facts_of
 from .failures import failures
 
 _TABLE_HELP = """\
     TABLE is the location of a metadata.json or of a table's folder, or with --catalog the name
     NAMESPACE.TABLE in one of PyIceberg's catalogs. In a folder, the newest metadata file is read,
-    and its name is printed. Whoever can write a metadata file can replace the table. Against that,
-    --key says which master key the table has, and --expect-sha256 which hash the metadata file has.
+    and its name is printed. Whoever can write a metadata file can replace the table. To
+    prevent this, give the table's master key with --key, or the metadata file's hash with
+    --expect-sha256.
 """
 
 _CHANGING_HELP = """\
@@ -97,7 +99,8 @@ _TABLE_OPTIONS = (
 
 
 def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
-    """Report failures of work on the table, with --json also as JSON, and return the exit code."""
+    """Report failures of work on the table, with --json also as JSON, and return the exit code.
+    ``@output`` stands below this decorator, so ``quiet`` and ``as_json`` are arguments here."""
 
     @functools.wraps(command)
     def guarded(*, where: TableOptions, **more: Any) -> int:
@@ -111,14 +114,13 @@ def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
             print_error(failure.message)
             if more.get("as_json"):
                 code = int(failure.exit_code)
-                details = {"kind": failure.kind, "message": failure.message}
-                print_json({"ok": False, "exit_code": code, "error": details})
+                print_json({"ok": False, "exit_code": code, "error": facts_of(failure)})
             return failure.exit_code
 
     return guarded
 
 
-def _naming(text: str, *options: Decorator) -> Decorator:
+def _table_options(text: str, *options: Decorator) -> Decorator:
     """Return a decorator that adds ``options`` to a command, and ``text`` to its help. The command
     takes them as ``where``, and its failures are reported."""
 
@@ -129,7 +131,7 @@ def _naming(text: str, *options: Decorator) -> Decorator:
     return decorate
 
 
-opening = _naming(_TABLE_HELP, *_TABLE_OPTIONS)
+opening = _table_options(_TABLE_HELP, *_TABLE_OPTIONS)
 _EXPECTED_KEY = click.option(
     "--key",
     "--expect-key-id",
@@ -144,7 +146,7 @@ def changing(*, key: Decorator = _EXPECTED_KEY, mapped: bool = True) -> Decorato
     option for ``key_id``. Only a table that exists can be ``mapped``."""
     name = click.argument("table", metavar="NAME")
     map_ = (_MAP,) if mapped else ()
-    return _naming(_CHANGING_HELP, name, _CATALOG, kms_options, key, *map_, _IO_PROPERTY)
+    return _table_options(_CHANGING_HELP, name, _CATALOG, kms_options, key, *map_, _IO_PROPERTY)
 
 
 threads = click.option(
@@ -152,6 +154,13 @@ threads = click.option(
     type=click.IntRange(1, 1024),
     metavar="N",
     help="Worker threads.  [default: one for each CPU, more over a network]",
+)
+file_filter = click.option(
+    "--filter",
+    "row_filter",
+    metavar="EXPR",
+    help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  "
+    "[default: all files]",
 )
 input_format = click.option(
     "--input-format",

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ..console import Output, counted
 from ..options import grouped
-from ..report import bar
+from ..report import progress_line
 from . import options
 from .catalogs import ChangedCatalog
 from .filters import parsed_filter
@@ -33,13 +31,7 @@ class RekeyingOptions:
 asking = grouped(
     "asked",
     RekeyingOptions,
-    click.option(
-        "--filter",
-        "row_filter",
-        metavar="EXPR",
-        help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  "
-        "[default: all files]",
-    ),
+    options.file_filter,
     options.branch,
     options.dry_run("Print what would be rewritten."),
 )
@@ -52,10 +44,8 @@ def rekey_and_report(
     filter and, by name, the arguments that all rekeyings take."""
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
-    files = parsed_filter(
-        table, "true" if asked.row_filter is None else asked.row_filter, "--filter"
-    )
-    with bar(name, out) as progress:
+    files = parsed_filter(table, asked.row_filter, "--filter")
+    with progress_line(name, out) as progress:
         done = rekey(table, files, branch=asked.branch, dry_run=asked.dry_run, progress=progress)
     facts: dict[str, Any] = {
         "table": name,

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     Write = Callable[[pa.RecordBatchReader, IO[bytes]], None]
 
-_WIDEST = 40
-_LOOKED_AT = 500
+_MAX_CELL_WIDTH = 40
+_WIDTH_SAMPLE_ROWS = 500
 
 
 def write_table(reader: pa.RecordBatchReader, out: IO[bytes]) -> None:
     """Write columns aligned for reading. Long values are shortened."""
     names = [one_line(name) for name in reader.schema.names]
     rows = ([_cell(value) for value in row.values()] for row in _rows(reader))
-    first = list(itertools.islice(rows, _LOOKED_AT))
+    first = list(itertools.islice(rows, _WIDTH_SAMPLE_ROWS))
     widths = [max([len(name), *(len(row[i]) for row in first)]) for i, name in enumerate(names)]
     for line in itertools.chain([names, ["-" * width for width in widths]], first, rows):
         text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -122,4 +122,4 @@ def _plain(value: Any) -> Any:
 
 def _cell(value: Any) -> str:
     text = "" if value is None else one_line(str(_plain(value)))
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+    return text if len(text) <= _MAX_CELL_WIDTH else text[: _MAX_CELL_WIDTH - 1] + "…"

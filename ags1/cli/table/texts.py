@@ -48,7 +48,7 @@ class TextColumns:
             self._types = {field.name: field.type for field in arrow}
             self._defaults = {f.name for f in table_schema.fields if f.write_default is not None}
         # Columns of types that Arrow's CSV reader does not know are read as text first.
-        self._in_text = {name: kind for name, kind in self._types.items() if _is_text(kind)}
+        self._in_text = {name: kind for name, kind in self._types.items() if _is_text_in_csv(kind)}
 
     @property
     def csv_types(self) -> Mapping[str, pa.DataType]:
@@ -123,7 +123,7 @@ def _batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_text_in_csv(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind) or _is_extension(kind) or _is_binary(kind))
 
 

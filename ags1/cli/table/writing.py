@@ -90,7 +90,7 @@ def overwrite(
     yes: bool,
     out: Output,
 ) -> None:
-    """Replace rows by the rows of files, in one commit.
+    """Replace rows with the rows of files, in one commit.
 
     The rows for which --filter is true are replaced. Without --filter, all rows are replaced, and
     the command asks first. The files are as for 'ags1 table append'. Earlier snapshots still have
@@ -145,9 +145,10 @@ def delete(
     would = "would be " if dry_run else ""
     line = (
         f"{facts['table']}: {counted(facts['deleted_rows'], 'row')} {would}deleted: "
-        f"{counted(facts['dropped_files'], 'file')} {would}dropped, rows of "
-        f"{counted(facts['marked_files'], 'other')} {would}marked"
+        f"{counted(facts['dropped_files'], 'file')} {would}dropped"
     )
+    if facts["marked_files"]:
+        line += f", rows of {counted(facts['marked_files'], 'other')} {would}marked"
     if facts["rewritten_files"]:
         files = counted(facts["rewritten_files"], "file")
         line += f", {files} {would}written with the rows that stay"

@@ -107,8 +107,11 @@ class OrphanFiles:
         return replace(self, failed=failed)
 
 
-def age_limit(older_than: datetime | None, *, no_other_writers: bool = False) -> int:
-    """Return the limit of age as epoch ms; the default is three days ago.
+def age_limit(
+    older_than: datetime | None, *, no_other_writers: bool = False, name: str = "older_than"
+) -> int:
+    """Return the limit of age as epoch ms; the default is three days ago. ``name`` is
+    that of the argument.
 
     Raises ValueError if it is less than 24 hours ago, as Java's procedure does, unless
     ``no_other_writers`` says that nobody else writes to the table.
@@ -117,7 +120,7 @@ def age_limit(older_than: datetime | None, *, no_other_writers: bool = False) ->
     limit = now - _DEFAULT_AGE_MS if older_than is None else round(older_than.timestamp() * 1000)
     if limit > now - _MIN_AGE_MS and not no_other_writers:
         raise ValueError(
-            "older_than must be at least 24 hours ago: a younger file may belong to a commit that "
+            f"{name} must be at least 24 hours ago: a younger file may belong to a commit that "
             "is under way. If nobody else writes to the table, pass no_other_writers=True"
         )
     return limit

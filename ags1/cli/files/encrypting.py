@@ -13,8 +13,8 @@ the sidecar is written when all but the last bytes are sent:
     3. the last bytes                   new key             the whole file
     ==================================  ==================  =====================================
 
-If a run fails before step 3, it puts the sidecar back as it was. ``--force`` replaces a sidecar
-here without its old keys: which stream they open, nobody knows.
+If a run fails before step 3, it puts the sidecar back as it was. ``--force`` replaces the
+sidecar and discards its old keys, because nobody knows which stream they open.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHUNK_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sealing:
+class EncryptingOptions:
     """How to encrypt. ``threads`` is None for one thread per CPU that we may use. With
     ``takes_orphans``, the new file's key is added to a sidecar that has no file. It excludes
     ``overwrite``."""
@@ -58,7 +58,7 @@ class Sealing:
     takes_orphans: bool = False
 
 
-def encrypt(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Sidecar]:
+def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMetadata, Sidecar]:
     """Do ``job``; return the key metadata and the sidecar, which hold the sizes and the key ids."""
     assert job.target is not None
     if job.target == STREAM:
@@ -97,7 +97,7 @@ def encrypt(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Si
     return km, sidecar
 
 
-def _encrypt_pipe(job: Job, staged: str, how: Sealing) -> KeyMetadata:
+def _encrypt_pipe(job: Job, staged: str, how: EncryptingOptions) -> KeyMetadata:
     writer = open_stream(
         staged,
         "xb",
@@ -115,7 +115,9 @@ def _encrypt_pipe(job: Job, staged: str, how: Sealing) -> KeyMetadata:
     return writer.key_metadata
 
 
-def _encrypt_to_output(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Sidecar]:
+def _encrypt_to_output(
+    job: Job, keychain: Keychain, how: EncryptingOptions
+) -> tuple[KeyMetadata, Sidecar]:
     """Encrypt to standard output. The sidecar is written before the stream's last bytes, so that
     whoever stores the output never has a whole file without its key."""
     if not how.overwrite and os.path.lexists(job.sidecar):
