@@ -20,6 +20,10 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 # and a tenth in the threads of a collector for large heaps. With the first compiler alone, Java has
 # 48 MiB for compiled code: Spark fills them, and then code is thrown away and compiled again.
 SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m
+# And half of a session's start is the loading of Spark's classes. Java takes them from an archive,
+# unless it is absent, or of another Java or another class path: then it loads them as always.
+CLASSES := $(VENV)/spark.jsa
+ARCHIVED := $(SHORT_LIVED) -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
@@ -46,6 +50,11 @@ $(VENV)/.with-%: pyproject.toml | native
 	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --config-settings editable_mode=compat \
 		--editable '.[$*]'
 	@touch $@
+
+$(CLASSES): $(VENV)/.with-interop tests/spark_classes.py
+	@echo "== archiving the classes of Spark in $@"
+	@SPARK_SUBMIT_OPTS="$(SHORT_LIVED) -XX:ArchiveClassesAtExit=$(abspath $@) -Xlog:disable" \
+		$(BIN)/python tests/spark_classes.py >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 # The dependencies of several targets in one call of pip: `make with KINDS=lint,bench`.
 comma := ,
@@ -78,9 +87,9 @@ mutants: dev
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
 # In three processes, each with Spark sessions of its own. They take the files folder by folder, because
 # each folder has its own Spark: by number of tests, xdist's order, files of two folders alternate.
-interop: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
+interop: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
 interop: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
-interop: native $(VENV)/.with-interop
+interop: native $(VENV)/.with-interop $(CLASSES)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 		-m "(interop or spark) and not cluster"
 
@@ -97,8 +106,8 @@ cluster: native $(VENV)/.with-interop
 
 # The bulk and table jobs on a session of Spark Connect instead of a classic one. In one process:
 # PySpark's server on this machine always has port 15002.
-connect: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
-connect: native $(VENV)/.with-interop
+connect: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
+connect: native $(VENV)/.with-interop $(CLASSES)
 	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest \
 		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py
 
@@ -110,7 +119,7 @@ peers: dev $(VENV)/.with-peer-tests
 bench: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench $(BENCH)
 
-bench-smoke: export SPARK_SUBMIT_OPTS ?= $(SHORT_LIVED)
+bench-smoke: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
 bench-smoke: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench --smoke -q $(BENCH)
 
