@@ -1,6 +1,6 @@
-"""Runs a little of everything on a session of Spark, and ends its JVM. With
-``-XX:ArchiveClassesAtExit`` the JVM then archives the classes that it has loaded; those of the tests
-start from the archive. See the Makefile."""
+"""Runs small queries on a session of Spark, and ends its JVM. With ``-XX:ArchiveClassesAtExit`` the
+JVM then archives the classes that it has loaded. The JVMs of the tests start from the archive: see
+the Makefile."""
 
 from __future__ import annotations
 
