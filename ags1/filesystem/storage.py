@@ -242,7 +242,7 @@ class Remote:
     ) -> None:
         name = sidecar_path(path)
         old = self._present(name)
-        # Of a new file, nothing has to be known: if it has its name after a failure, its key stays.
+        # For a new file no version is needed: if it has its name after a failure, its key stays.
         version = None if old is None and overwrite else self._content(path)
         if version is not None and not overwrite:
             raise FileExistsError(path)

@@ -354,7 +354,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder)
         if mode == "xb" and self.fs.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        # What makes the KMS fail does so before any work.
+        # A KMS that cannot be used fails here, before any work.
         self._keys.keychain(sealing=True).prepare()
         staged, overwrite = self._storage.stage(path), mode == "wb"
         try:

@@ -42,8 +42,8 @@ class KmsClient(Protocol):
     ``from_properties(properties)`` that returns a client, or a class for PyIceberg (``adapter``).
 
     ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) limit the waiting for
-    a service, and ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a
-    whole answer is limited: a service with the master keys could withhold the keys anyway.
+    a service, and ``kms.max-attempts`` the number of attempts. The time and the size of a whole
+    answer are not limited: a service with the master keys could withhold the keys anyway.
 
     A client may also have two attributes of the type bool. ``accepts_foreign_keys`` says whether a
     ``key_id`` may name a key that does not belong to the configured account or server (such as

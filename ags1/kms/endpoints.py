@@ -1,7 +1,8 @@
 """The address of a service: its form, and what is allowed without TLS.
 
-Without TLS, keys cross the connection unencrypted. To this machine that is allowed, for emulators
-and tests. To another machine it is refused, unless a property allows it. Knows no service.
+Without TLS, keys cross the connection unencrypted. A connection to this machine may do without, for
+emulators and tests. One to another machine is refused, unless a property allows it. Knows no
+service.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ class VaultKms(ServiceClient["_Connection"]):
                 headers={"X-Vault-Token": token} if token else {},
                 json=body,
                 timeout=self._timeout_s,
-                # By itself the session's would yield to REQUESTS_CA_BUNDLE.
+                # If it is not given here, REQUESTS_CA_BUNDLE overrides the session's.
                 verify=session.verify,
                 allow_redirects=False,
                 stream=True,

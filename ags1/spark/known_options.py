@@ -125,7 +125,7 @@ def check(options: Mapping[str, str], source: Source, *directions: str) -> None:
 
 
 def _refuse_catalog_entry(options: Mapping[str, str]) -> None:
-    # CREATE TABLE hands over these properties. Who uses the table later hands over no options.
+    # CREATE TABLE passes these properties. A later use of the table passes no options.
     is_new_entry = options.keys() >= {"owner", "provider"}
     if is_new_entry or not (options.get("path") or options.get("paths")):
         raise ValueError(

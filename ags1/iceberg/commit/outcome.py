@@ -17,7 +17,7 @@ from pyiceberg.typedef import Identifier
 
 _log = logging.getLogger(__name__)
 
-# Some catalogs answer with a stack trace. So many characters of its first line are shown.
+# Some catalogs answer with a stack trace. This is how many characters of its first line are shown.
 _MAX_SHOWN = 300
 
 # Properties of a table: how often, and how many ms apart, the catalog is asked. The names and the

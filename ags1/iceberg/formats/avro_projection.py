@@ -450,8 +450,8 @@ _Kind = type[types.IcebergType]
 _ANY_TIMESTAMP: tuple[_Kind, ...] = (types.TimestamptzType, types.TimestampType)
 _ANY_NANO_TIMESTAMP: tuple[_Kind, ...] = (types.TimestamptzNanoType, types.TimestampNanoType)
 
-# By an Avro type and its logical type: the types as which its values are read, the step, and the
-# factor of SCALED. The first type is that of a new column.
+# For each Avro type with its logical type: the types as which its values can be read, the step, and
+# the factor of SCALED. The first type is that of a new column.
 READABLE: dict[tuple[str, str | None], list[tuple[tuple[_Kind, ...], Step, int]]] = {
     ("boolean", None): [((types.BooleanType,), Step.BOOLEAN, 0)],
     ("int", None): [((types.IntegerType,), Step.INT, 0), ((types.LongType,), Step.INT_AS_LONG, 0)],

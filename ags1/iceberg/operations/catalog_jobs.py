@@ -208,7 +208,7 @@ class _PlaintextRemoval:
         )
         if self.verify is None:
             return plaintext, ()
-        # So far only the size was checked of files that an earlier run had written.
+        # An earlier run has written some files. Only their sizes were checked so far.
         report = self.verify(table)
         if not report.ok:
             errors = [f for f in report.findings if f.severity is Severity.ERROR]

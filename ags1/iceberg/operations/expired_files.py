@@ -7,9 +7,9 @@
     4  data, delete files   minus   5  data, delete files
     2  statistics           minus   3, 5  all of these
 
-The numbers are the order of reading. Of the files that remain, those in the table's folders can be
-deleted. If a part of an expired snapshot cannot be read, it stays, and so do the files that it
-names. If a part of a living snapshot cannot be read, this raises, and nothing may be deleted.
+The numbers are the order of reading. The files that remain can be deleted if they are in the
+table's folders. If a part of an expired snapshot cannot be read, it stays, and so do the files that
+it names. If a part of a living snapshot cannot be read, this raises, and nothing may be deleted.
 
 One file may have several locations, also through links. So files are compared by their identity,
 not by their locations. This follows Java's ``ReachableFileCleanup``. It deletes nothing by itself.

@@ -95,7 +95,7 @@ def check_arrow_schema(
 ) -> None:
     """Check that Arrow data can be written to a table of format version 3. Columns without field
     IDs are matched by name. Raises ValueError, and TypeError for a type unknown to Iceberg."""
-    # PyIceberg also prints the error. Of two threads that redirect at once, one would restore the
+    # PyIceberg also prints the error. If two threads redirected at once, one would restore the
     # other's target, and standard output would be lost for good.
     with _redirecting, contextlib.redirect_stdout(io.StringIO()):
         _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)

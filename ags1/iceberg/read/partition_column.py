@@ -27,7 +27,7 @@ from .records import ContentFile
 
 PARTITION = "_partition"
 
-# Above the IDs of a table's columns, below the reserved ones.
+# It is above the IDs of a table's columns, and below the reserved ones.
 _FIRST_ID = 2_000_000_000
 
 

@@ -8,7 +8,7 @@ adds a ``key-id`` to their entries in metadata.json, and 17417 implements it for
     Puffin file     encrypted as AGS1 with the key in that key metadata
 
 The key of a statistics file is wrapped in the same way as that of a manifest list. The entries of
-statistics are not authenticated. Nor are unencrypted files, so a caller must allow them.
+statistics are not authenticated. Unencrypted files are not either, so a caller must allow them.
 """
 
 from __future__ import annotations

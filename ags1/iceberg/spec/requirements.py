@@ -42,7 +42,7 @@ def check_requirements(
             raise ValueError(f"unknown requirement: {kind!r}")
 
 
-# By the type of a requirement: the field of the metadata, and the field of the requirement with the
+# For each type of requirement: the field of the metadata, and the field of the requirement with the
 # expected value.
 _ASSERTED = {
     "assert-last-assigned-field-id": ("last-column-id", "last-assigned-field-id"),

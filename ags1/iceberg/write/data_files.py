@@ -159,7 +159,7 @@ class DataFileWriter:
             joins_runs=joins_runs,
         )
         self._writers: list[RollingWriter] = []
-        # By partition; the one that has waited longest for rows comes first.
+        # For each partition. The one that has waited longest for rows comes first.
         self._gathered: OrderedDict[tuple[Any, ...], _Gathered] = OrderedDict()
         self._gathered_size = 0
         self._threads = WriterThreads(self._thread_count, max_waiting // 2)

@@ -92,8 +92,8 @@ class Epoch:
         return {QUERY_ID: self.query_id, EPOCH_ID: str(self.number), **run}
 
     def last_committed(self, view: TableView) -> Epoch | None:
-        """Return the query's last batch that the branch of a version has. Only snapshots that were
-        not expired tell. Raises MetadataIntegrityError if its number is not one."""
+        """Return the query's last batch that the branch of a version has. Snapshots that have
+        expired are not found. Raises MetadataIntegrityError if its number is not one."""
         for snapshot in ancestors_of(view.snapshot, view.parsed):
             summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
             if summary.get(QUERY_ID) == self.query_id:
@@ -205,8 +205,8 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def abort(self, messages: list[BatchFiles | None], batchId: int) -> None:
         """Delete what tasks have written if some task failed. If none did, the commit has failed,
-        and it has deleted the files, or does not know whether they belong to the table. What else
-        is left the next run of the query removes."""
+        and it has deleted the files, or does not know whether they belong to the table. The next
+        run of the query removes what else is left."""
         if all(message is not None for message in messages):
             return
         written = [message for message in messages if message is not None]

@@ -80,7 +80,7 @@ class JobGroup:
         self._finished_cost = 0
         self._looked = 0.0
         self._shares: dict[str, float] = {}
-        # By the tags of running Spark jobs, what their tasks cost.
+        # What the tasks of running Spark jobs cost, for each job's tag.
         self._running: dict[str, int] = {}
         self._last_tags: deque[str] = deque(maxlen=_LAST_JOBS)
         # Spark jobs that failed, or ran at that time: their tasks may still be running.

@@ -113,7 +113,7 @@ def _published(
     rows: Sequence[Row], name: Callable[[Row], Row], each: Callable[..., Iterable[Any]]
 ) -> list[Row]:
     settled: list[Row] = list(each(name, rows))
-    # Only when all outcomes are known: the next job needs the staged files of pending rows.
+    # This comes after all outcomes are known: the next job needs the staged files of pending rows.
     list(each(_withdraw_failed, rows, settled))
     return settled
 

@@ -23,11 +23,11 @@ from .running import Conduct, Job, Summary
 from .work import cause
 
 REWRAP = "rewrap"
-# Of one task, and of one Spark job: the driver has so many rows in memory.
+# The rows of one task, and of one Spark job. The driver has as many in memory.
 _KEYS_IN_A_TASK = 2_000
 _KEYS_IN_A_JOB = 100_000
 
-# By a KEK's id, the wrapped KEK and the master key's id.
+# For each KEK's ID: the wrapped KEK, and the master key's ID.
 _Made: TypeAlias = "dict[tuple[str, bytes, str | None], KeyEncryptionKey]"
 
 

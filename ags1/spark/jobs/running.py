@@ -200,7 +200,7 @@ class Job:
         self._master_key_id: str | None = None
         self._has_pending_batch = False
         self._failed_jobs = 0  # since the last one that succeeded
-        # By the item's number.
+        # For each item's number.
         self._shared: dict[int, _Shared] = {}
         self._staging = Staging(self.id, root, operation == ENCRYPT, conduct.durable)
         self._wave = 0  # the number of the newest wave in the ledger

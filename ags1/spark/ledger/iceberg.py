@@ -192,7 +192,7 @@ class TableName(NamedTuple):
         if not configured:
             said = f"no catalog {self.catalog!r} is configured for PyIceberg: add it to "
             said += ".pyiceberg.yaml, or name another one"
-            # Not ENOENT: that would say that the catalog has no such ledger yet.
+            # ENOENT would say that the catalog has no such ledger yet.
             raise OSError(errno.EINVAL, said, self.catalog)
         if kms is not None and not names_kms(configured):
             return load_catalog(self.catalog, **dict(kms.properties))
@@ -220,7 +220,7 @@ class IcebergLedger(Ledger):
         self._renewals: threading.Thread | None = None
         self._table_to_renew: EncryptedTable | None = None
         self._commits = 0
-        # By the path of a manifest, which never changes.
+        # For each manifest's path. A manifest never changes.
         self._last_of_manifests: dict[str, int] = {}
         try:
             self._table = self._opened(key_id if writing else None)
@@ -256,7 +256,7 @@ class IcebergLedger(Ledger):
             others = jobs.claims()
             dead = [other for other in others if not other.is_alive(claim.renewed_ms)]
             taken: list[Claim] = []
-            # What is taken over may meet more.
+            # The roots of a claim that is taken over may meet those of further claims.
             while more := [c for c in dead if c not in taken and c.meets(claim.roots)]:
                 taken += more
                 roots = dict.fromkeys([*claim.roots, *(r for c in more for r in c.roots)])

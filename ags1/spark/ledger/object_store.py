@@ -6,12 +6,13 @@
     _staged-<job id>-….json     the uploads that it has begun
     _state/<revision>.json      who holds the claim, what is pending, the next number
 
-**The state.** The object of the highest revision counts. Whoever changes the state makes the object
-of the next revision, by a write that fails if that object exists. So of two who change one
-revision, only one succeeds. Old revisions are removed, but never the highest. Therefore the writer
-lists the revisions once more: if its own is the highest, its change counts; if not, its write came
-so late that its revision had been removed already, and it has changed nothing. All other objects
-have names that are used once. The state, or the version in a name, says whether an object counts.
+**The state.** The object of the highest revision counts. A process that changes the state makes the
+object of the next revision, by a write that fails if that object exists. So if two processes change
+one revision, only one succeeds. Old revisions are removed, but never the highest. Therefore the
+writer lists the revisions once more: if its own is the highest, its change counts; if not, its
+write came so late that its revision had been removed already, and it has changed nothing. All other
+objects have names that are used once. The state, or the version in a name, says whether an object
+counts.
 
 **The claim.** A job claims the ledger by a change of the state, with a new epoch, and renews the
 claim every ``RENEWAL_SECONDS`` by a change without any other meaning. A killed job renews nothing.
@@ -375,8 +376,8 @@ class ObjectLedger(SegmentLedger):
             self._objects.create(_state_name(revision), state.to_bytes())
         except FileExistsError:
             found = self._read_state()
-            # The answer to an earlier change was lost. What is pending may be unlike what this
-            # change is about.
+            # The answer to an earlier change was lost. The pending rows may not be those of this
+            # change.
             if (
                 found is not None
                 and found.writer == self._writer

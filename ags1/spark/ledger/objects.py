@@ -110,7 +110,7 @@ class Objects:
             looks_first = kind._pipe_file is AsyncFileSystem._pipe_file
         if looks_first:
             raise OSError(errno.ENOTSUP, _NO_CONDITION, self.url)
-        # Under ``_``: readers of Parquet folders pass over it.
+        # Readers of Parquet folders pass over names that begin with ``_``.
         name = f"_probe-{random_bytes(8).hex()}"
         self._put(name, b"1")
         try:

@@ -19,7 +19,7 @@ where: Any = pyiceberg.expressions
 
 JOBS_BRANCH = "jobs"
 SETTLED = "settled"
-# So many rows are read or replaced at once.
+# How many rows are read or replaced at once.
 MOST_ROWS = 100_000
 _ROWS_AS_OBJECTS = 10_000
 

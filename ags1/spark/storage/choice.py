@@ -68,9 +68,9 @@ def find(
     sources: Iterable[str], *, closed: Collection[str] = (), takes: Takes | None = None
 ) -> Listing:
     """List the files that paths, globs and folders mean, each file once. Folders are walked,
-    several at a time. What is no file, and what ``takes`` does not take, is counted. Unfinished
-    files of ags1, and all files in the folders ``closed``, are left out without a count. Raises
-    KmsConfigurationError as ``storage_of``."""
+    several at a time. Paths that are no files, and files that ``takes`` does not take, are counted.
+    Unfinished files of ags1, and all files in the folders ``closed``, are left out without a count.
+    Raises KmsConfigurationError as ``storage_of``."""
     files = PackedFiles()
     problems: list[Problem] = []
     passed_over: dict[str, tuple[str, int]] = {}

@@ -11,7 +11,7 @@ from .protocol import LISTING_THREADS
 
 T = TypeVar("T")
 
-# Of each folder so many entries are listed ahead.
+# How many entries of each folder are listed ahead.
 _BATCH = 1000
 
 

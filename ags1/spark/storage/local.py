@@ -337,8 +337,8 @@ def _make_folder(folder: str, source: str, root: str) -> OSError | None:
 
 
 def _shared(staging: Staging, item: Item) -> str:
-    """Stage a file for all ranges of an item; return its path. Whoever may write to the source
-    may write to it: executors may have another user than the driver, but a group in common."""
+    """Stage a file for all ranges of an item; return its path. It has the source's permissions:
+    executors may have another user than the driver, but a group in common."""
     path = files.staged_path(item.target, staging.job_id, f"shared-{item.number:x}")
     source = local_path(item.source)
     mode = 0 if source is None else stat.S_IMODE(os.stat(source).st_mode) & 0o777

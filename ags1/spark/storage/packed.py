@@ -62,7 +62,7 @@ class PackedFiles:
         self._newest: list[SourceFile] = []
 
     def add(self, file: SourceFile) -> None:
-        """Add a file. Of files with one path, the first counts."""
+        """Add a file. If two files have one path, the first counts."""
         self._newest.append(file)
         if len(self._newest) == _CHUNK:
             self._pack()

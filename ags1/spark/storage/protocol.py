@@ -46,7 +46,7 @@ Takes: TypeAlias = "Callable[[str, bool], bool]"
 LINK_TO_FOLDER, DANGLING_LINK = "link_to_folder", "dangling_link"
 PIPE, SOCKET, DEVICE = "pipe", "socket", "device"
 NOT_UTF8, EXCLUDED = "name_not_utf8", "excluded"
-# By the item's number, what its attempts share (``Piece.shared``), or why it cannot be written.
+# For each item's number: what its attempts share (``Piece.shared``), or why it cannot be written.
 Prepared: TypeAlias = "Mapping[int, str | OSError | None]"
 # The first block and the ``Output.staged`` of each attempt at an item.
 Results: TypeAlias = "Sequence[tuple[int, str]]"
@@ -239,8 +239,8 @@ class Storage(Protocol):
         """Return the bytes of a sidecar. Raises OSError, also if the file is too large for one."""
 
     def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
-        """Write a sidecar, whole or not at all, in place of an older one. What a killed job leaves
-        of it, ``clear`` removes, and ``sync_names`` syncs it; without a job it is synced now."""
+        """Write a sidecar, whole or not at all, in place of an older one. ``clear`` removes what a
+        killed job leaves of it. ``sync_names`` syncs it; without a job it is synced now."""
 
     def sync_names(self, paths: Collection[str]) -> None:
         """Sync the names in these folders to the disk."""

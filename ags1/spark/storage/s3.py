@@ -59,8 +59,8 @@ _ATTEMPT_KEY = "ags1-attempt"
 _CHECKSUMS = frozenset(f"Checksum{name}" for name in "CRC32 CRC32C CRC64NVME SHA1 SHA256".split())
 # S3's codes for an upload that can never be completed.
 _NEVER = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
-# S3's codes for a request that it will not do, now or later. Neither the caller's rights, nor a
-# conflict, nor the load is the cause.
+# S3's codes for a request that it will not do, now or later. The cause is not the caller's
+# rights, a conflict or the load.
 _REFUSALS = frozenset({"EntityTooLarge", "InvalidArgument", "InvalidRequest", "MalformedXML"})
 _uploaders = OncePerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
 

@@ -86,7 +86,7 @@ class SparkChecks:
         self, checks: Iterator[Check], files: TableFiles, meter: ByteMeter, tick: Tick
     ) -> Generator[Outcome, None, None]:
         key, job = self._job_key(files.keys)
-        # By the number of a check: the snapshots that need the file. They are not sent.
+        # For each check's number: the snapshots that need the file. They are not sent.
         snapshots: dict[int, tuple[int, ...]] = {}
         counted = 0
 

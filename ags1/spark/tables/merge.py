@@ -28,7 +28,7 @@ from .row_tasks import ACTION, FILE, MATCHED, POSITION, REMOVE, WRITE
 TARGET, SOURCE = "target", "source"
 _IN_SOURCE, _CLAUSE = "_ags1_in_source", "_ags1_clause"
 
-# By a column's name: an expression of SQL, a Column, or a literal that is not a string.
+# For each column's name: an expression of SQL, a Column, or a literal that is not a string.
 Assignments: TypeAlias = "Mapping[str, Any]"
 
 

@@ -71,11 +71,11 @@ def verify_table(
     The result has what is wrong with the table. Raises KmsUnavailableError, KmsAccessDeniedError
     and KmsConfigurationError: without the KMS, nothing can be verified.
 
-    Not checked are the number of rows in Avro files, and statistics against the data. Statistics
-    files are not encrypted; they are only reported. No key of the table protects metadata.json. So
-    the list of snapshots, the schemas (names, field IDs, defaults) and the partition specs are only
-    as trustworthy as the storage of that file. If no expected SHA-256, no hash in Hive and no REST
-    server confirms it, the result has the note ``metadata-not-pinned``.
+    The number of rows in Avro files is not checked, and statistics are not compared with the data.
+    Statistics files are not encrypted; they are only reported. No key of the table protects
+    metadata.json. So the list of snapshots, the schemas (names, field IDs, defaults) and the
+    partition specs are only as trustworthy as the storage of that file. If no expected SHA-256, no
+    hash in Hive and no REST server confirms it, the result has the note ``metadata-not-pinned``.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")

@@ -251,7 +251,7 @@ class FileChecker:
                 buffer = memoryview(bytearray(WINDOW_SIZE))
 
                 def read(offset: int, size: int) -> memoryview:
-                    # To use the same memory again is far faster than to allocate it.
+                    # Using the same memory again is far faster than allocating it.
                     nonlocal buffer
                     if size > len(buffer):
                         buffer = memoryview(bytearray(size))

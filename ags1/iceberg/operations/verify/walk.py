@@ -35,7 +35,7 @@ _COUNTED = (
     "statistics_files"
 ).split()
 
-# By location: a manifest, and the IDs of the snapshots that have it.
+# For each location: a manifest, and the IDs of the snapshots that have it.
 _Manifests: TypeAlias = "dict[str, tuple[EncryptedManifest, list[int]]]"
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
