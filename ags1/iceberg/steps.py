@@ -145,6 +145,7 @@ class SnapshotStep(Step):
             self._producer.forget()
             if change.read is None:
                 return [], []
+        # A branch that does not exist yet begins at the head of main, which must not move either.
         heads = {MAIN_BRANCH: view.metadata.get("current-snapshot-id")}
         if self._branch is not None:
             if view.branch_head_id is not None:

@@ -147,7 +147,7 @@ def find_sidecar(path: str) -> Sidecar:
         return read_sidecar(path)
     except OSError as error:
         if error.errno == errno.ENOENT:
-            message = "there is no such sidecar, and only it has the file's key (see --sidecar)"
+            message = "there is no such sidecar, and only it has the file's key"
         else:
             message = f"cannot read this sidecar: {error.strerror}"
         raise KeyMetadataError(message, file=path) from None
