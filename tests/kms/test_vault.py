@@ -633,6 +633,8 @@ class FaultyServer:
                     self.send_response(reply.status)
                     self.send_header("Content-Type", "application/json")
                     self.send_header("Content-Length", str(len(data)))
+                    # A client that is not told sends its next request into the closing connection.
+                    self.send_header("Connection", "close")
                     for name, value in reply.headers.items():
                         self.send_header(name, value)
                     self.end_headers()
