@@ -1,9 +1,10 @@
 """What readers and writers share: the methods of ``io.BufferedIOBase`` that neither reads nor
-writes, a lock, and a pool of buffers."""
+writes, the extent of a caller's file, a lock, and a pool of buffers."""
 
 from __future__ import annotations
 
 import io
+import os
 from _thread import RLock
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +19,29 @@ def check_open(stream: Any) -> None:
     """Raise ValueError if ``stream`` is closed, as ``io`` does."""
     if stream.closed:
         raise ValueError("I/O operation on closed file")
+
+
+def extent(file: Any) -> tuple[int, int] | None:
+    """Return the position and the end of a binary file object, in bytes; None if it cannot seek.
+    The position stays. Some files claim that they can seek, and fail (HTTP streams of fsspec). The
+    ``seek`` of others returns None (paramiko's files, ``mmap`` before Python 3.13)."""
+    try:
+        if hasattr(file, "seekable") and not file.seekable():
+            return None
+        start = file.tell()
+        file.seek(0, os.SEEK_END)
+    except (AttributeError, OSError, ValueError):
+        return None
+    end = file.tell()
+    file.seek(start)
+    return start, end
+
+
+def is_io_like(file: Any) -> bool:
+    """Whether a file object has the interface of ``io``. What lacks ``readable`` may have methods
+    of these names that do other things: ``readinto`` of Azure's downloads takes a file, and
+    ``write`` of obstore's files keeps the memory that it is given."""
+    return hasattr(file, "readable")
 
 
 class Stream:

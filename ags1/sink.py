@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from .atomic import AtomicFile
+from .filelike import extent, is_io_like
 
 
 class FileSink:
@@ -22,25 +23,24 @@ class FileSink:
         self.name: str | None = name if isinstance(name, str) else None
         self._written = False
         # The position at which we begin to write, and the end of the file before that.
-        self._start: int | None = None
-        with contextlib.suppress(OSError, AttributeError, ValueError):
-            if file.seekable():
-                start = file.tell()
-                self._end = file.seek(0, os.SEEK_END)
-                file.seek(start)
-                self._start = start
+        self._extent = extent(file)
+        self._is_io_like = is_io_like(file)
 
     def write(self, data: memoryview) -> None:
         while data.nbytes:
             # The view is released at once. The same memory soon holds the plaintext of the next
             # blocks. If a target still had the view (against the rules of io), it could send that.
             with data[:] as view:
-                written = self._file.write(view)
+                written = self._file.write(view if self._is_io_like else bytes(view))
             if written is None:
-                raise BlockingIOError(
-                    errno.EAGAIN,
-                    "the target accepts no data now and would block: give one in blocking mode",
-                )
+                # Raw files have ``readall``. Other files that return None have written all, such
+                # as paramiko's.
+                if hasattr(self._file, "readall"):
+                    raise BlockingIOError(
+                        errno.EAGAIN,
+                        "the target accepts no data now and would block: give one in blocking mode",
+                    )
+                written = data.nbytes
             if not 0 < written <= data.nbytes:
                 raise OSError(
                     errno.EIO,
@@ -64,16 +64,18 @@ class FileSink:
         # In a file it overwrites the first of the magic bytes. In a pipe it follows the last whole
         # block, so that no file has that length.
         with contextlib.suppress(Exception):
-            if self._start is not None:
-                self._file.seek(self._start)
+            if self._extent is not None:
+                self._file.seek(self._extent[0])
             if self._written:
                 self._file.write(b"\0")
             self._flush()
         # The file gets its old length back. Bytes that we have not overwritten stay.
-        if self._start is not None:
+        if self._extent is not None:
+            start, end = self._extent
             with contextlib.suppress(Exception):
-                self._file.truncate(self._end)
-                self._file.seek(self._start)
+                self._file.truncate(end)
+            with contextlib.suppress(Exception):
+                self._file.seek(start)
 
 
 def open_sink(file: Any, *, overwrite: bool, durable: bool) -> AtomicFile | FileSink:

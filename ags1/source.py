@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ._buffers import flat
 from .errors import FormatError, TruncatedError
+from .filelike import extent, is_io_like
 from .process import PerProcess
 
 if TYPE_CHECKING:
@@ -135,16 +136,15 @@ class RangedSource(Source):
 
 
 class SeekableSource(Source):
-    """A seekable file object, from its position on, one read at a time."""
+    """A seekable file object, from its position ``base`` to its ``end``, one read at a time."""
 
     random_access = True
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, base: int, end: int) -> None:
         self._file = file
         self._lock = PerProcess(threading.Lock)
-        self._base: int = file.tell()
-        self.size: int | None = file.seek(0, os.SEEK_END) - self._base
-        file.seek(self._base)
+        self._base = base
+        self.size: int | None = end - base
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         view = scratch[:size]
@@ -185,10 +185,7 @@ class PipeSource(Source):
         return view
 
     def check_end(self) -> None:
-        more = self._file.read(1)
-        if more is None:
-            raise BlockingIOError(errno.EAGAIN, _WOULD_BLOCK)
-        if more:
+        if read_full(self._file, memoryview(bytearray(1))):
             raise FormatError(
                 f"more bytes follow the trusted length of {self._position}: something was "
                 "appended, or these keys belong to another file"
@@ -217,19 +214,19 @@ def regular_file(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_re
 def read_full(file: Any, view: memoryview) -> int:
     """Read from a binary file object until ``view`` is full or the file ends; return the bytes."""
     done = 0
-    while done < view.nbytes:
-        if hasattr(file, "readinto"):
+    while wanted := view.nbytes - done:
+        if is_io_like(file) and hasattr(file, "readinto"):
             got = file.readinto(view[done:])
         else:
-            data = file.read(view.nbytes - done)
-            got = None if data is None else len(data)
-            if got is not None and got <= view.nbytes - done:
-                view[done : done + got] = data
+            data = file.read(wanted)
+            part = flat(b"" if data is None else data)
+            got = None if data is None else part.nbytes
+            if part.nbytes <= wanted:
+                view[done : done + part.nbytes] = part
         if got is None:
             raise BlockingIOError(errno.EAGAIN, _WOULD_BLOCK)
         if not got:
             break
-        wanted = view.nbytes - done
         if not 0 < got <= wanted:
             why = f"the source returned {got} bytes, and {wanted} were requested"
             raise OSError(errno.EIO, why)
@@ -252,14 +249,14 @@ def open_source(file: Any) -> tuple[Source, str | None]:
         return RangedSource(file.pread, getattr(file, "size", None)), name
     if not hasattr(file, "read"):
         raise TypeError(f"a path or a binary file object is needed, not {type(file).__name__}")
-    seekable = getattr(file, "seekable", None)
-    if seekable() if seekable is not None else hasattr(file, "seek"):
-        if hasattr(file, "read_at"):
-            # pyarrow's files take the arguments the other way round.
-            source = RangedSource(lambda at, size: file.read_at(size, at), file.size, file.tell())
-            return source, name
-        return SeekableSource(file), name
-    return PipeSource(file), name
+    found = extent(file)
+    if found is None:
+        return PipeSource(file), name
+    base, end = found
+    if hasattr(file, "read_at"):
+        # pyarrow's files take the arguments the other way round.
+        return RangedSource(lambda at, size: file.read_at(size, at), end, base), name
+    return SeekableSource(file, base, end), name
 
 
 def _file_status(fd: int, path: str | bytes | os.PathLike[Any]) -> os.stat_result:

@@ -42,8 +42,10 @@ MIB = 1 << 20
 KEY, PREFIX = bytes(range(32)), b"sixteen byte aad"
 threads = pytest.mark.parametrize("threads", [1, 2, 4])
 SEEKABLE = ["path", "str", "bytes path", "BytesIO", "buffered file", "raw file", "pread", "stingy"]
-SEEKABLE += ["stingy ranges", "pyarrow", "pyarrow in memory", "pyarrow over Python"]
-SEQUENTIAL = ["pipe", "socket", "read only"]
+SEEKABLE += ["stingy ranges", "pyarrow", "pyarrow in memory", "pyarrow over Python", "SFTP", "mmap"]
+SEEKABLE += ["temporary file", "spooled", "object", "zip member", "tar member", "gzip", "bz2"]
+SEQUENTIAL = ["pipe", "socket", "read only", "bytearrays", "memoryviews", "Arrow's buffers"]
+SEQUENTIAL += ["download", "HTTP stream", "http.client", "urllib3", "tar stream"]
 
 
 def sealed(data: bytes, block_size: int = 16) -> tuple[bytes, KeyMetadata]:
