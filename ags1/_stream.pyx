@@ -19,6 +19,8 @@ core too, and wait for its lock. Every access holds the object's critical sectio
 nothing if there is a GIL. Python cannot reach core, window, cache and batch through a stream.
 """
 
+import sys
+
 cimport cython
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
@@ -517,12 +519,24 @@ cdef class WriteBatch:
 cdef WriteBatch NO_BATCH = WriteBatch()
 
 
+cdef list running():
+    """The instructions that run in all Python frames of this thread. If C code makes several calls,
+    they are the same for each."""
+    cdef list instructions = []
+    frame = sys._getframe()
+    while frame is not None:
+        instructions.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return instructions
+
+
 cdef class FastWriter:
     """The base of ``Writer``: collects small writes, and calls its ``WriterCore`` for all else."""
 
     cdef object __weakref__
     cdef object core
     cdef WriteBatch batch
+    cdef list asked
 
     def __cinit__(self):
         self.batch = NO_BATCH
@@ -562,6 +576,19 @@ cdef class FastWriter:
         """The file's key metadata with its length. Raises ValueError before ``close`` has
         succeeded."""
         return self.core.key_metadata
+
+    def writable(self):
+        check_open(self)
+        self.asked = running()
+        return True
+
+    def seekable(self):
+        """Return False. But tell the constructor of ``io.TextIOWrapper`` True: if its file cannot
+        seek, a text has no byte-order mark of UTF-16 and UTF-32, and no ``tell``. It never seeks by
+        itself. It calls ``writable`` and then this method, from C."""
+        check_open(self)
+        asked, self.asked = self.asked, None
+        return asked is not None and asked == running()
 
     def tell(self):
         """Return the number of plaintext bytes written."""

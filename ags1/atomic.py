@@ -18,7 +18,7 @@ _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
 
 
 class AtomicFile:
-    """A file under construction, open for writing at ``fd``.
+    """A file under construction, open for writing at ``fd``. Its path is ``temporary``.
 
     If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
@@ -62,13 +62,13 @@ class AtomicFile:
             if mode is None:
                 self._kept_mode = existing.st_mode & _PERMISSIONS
                 mode = 0o600
-        self._temporary = temporary_path(self._path)
+        self.temporary = temporary_path(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.published = False
         try:
             # The kernel applies the umask; to ask for it would be to set it for all threads.
             mode = 0o666 if mode is None else mode & _PERMISSIONS
-            self.fd = os.open(self._temporary, flags, mode)
+            self.fd = os.open(self.temporary, flags, mode)
         except OSError as error:
             raise named(error, self.name) from None
 
@@ -84,7 +84,7 @@ class AtomicFile:
             status = os.fstat(self.fd)
             fd, self.fd = self.fd, -1
             os.close(fd)
-            publish(self._temporary, self._path, overwrite=self._overwrite, durable=self._durable)
+            self._publish()
             self.published = True
         except OSError as error:
             self.discard()
@@ -99,6 +99,9 @@ class AtomicFile:
             self.discard()
             raise
 
+    def _publish(self) -> None:
+        publish(self.temporary, self._path, overwrite=self._overwrite, durable=self._durable)
+
     def discard(self) -> None:
         """Remove the temporary file. Does nothing after ``commit`` or in a forked child."""
         if self.fd >= 0:
@@ -107,7 +110,7 @@ class AtomicFile:
                 os.close(fd)
         if self._process == process_number():
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._temporary)
+                os.unlink(self.temporary)
 
     def __del__(self) -> None:
         # An interrupt may come when the file exists and the caller has no reference to this object.
@@ -161,7 +164,7 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
     """Give the finished file ``temporary`` the name ``target`` in the same folder, in one step.
     Raises FileExistsError when the target exists and ``overwrite`` is not set, and OSError."""
     if overwrite:
-        os.rename(temporary, target)
+        _rename(temporary, target)
     else:
         try:
             # Unlike rename, a link never replaces a target that appeared meanwhile.
@@ -172,7 +175,7 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
             # A file system without hard links: checking is all that can be done.
             if os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
-            os.rename(temporary, target)
+            _rename(temporary, target)
         else:
             os.unlink(temporary)
     if durable:
@@ -185,6 +188,13 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _rename(temporary: str, target: str) -> None:
+    try:
+        os.rename(temporary, target)
+    except OSError as error:
+        raise named(error, target) from None
 
 
 def _refuse_planted_link(name: str) -> None:

@@ -79,8 +79,10 @@ class FileSink:
 
 
 def open_sink(file: Any, *, overwrite: bool, durable: bool) -> AtomicFile | FileSink:
-    """Return the sink for a path or a file object. Raises TypeError for anything else, a text file
-    included; OSError when it cannot be made."""
+    """Return the sink for a path or a file object; an ``AtomicFile`` is one. Raises TypeError for
+    anything else, a text file included; OSError when it cannot be made."""
+    if isinstance(file, AtomicFile):
+        return file
     if isinstance(file, (str, bytes, os.PathLike)):
         return AtomicFile(file, overwrite=overwrite, durable=durable)
     if isinstance(file, io.TextIOBase):

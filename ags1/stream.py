@@ -18,7 +18,7 @@ from . import layout
 from .geometry import DEFAULT_MAX_BLOCK_SIZE
 from .key_metadata import KeyMetadata
 from .reader import DEFAULT_CACHE_SIZE, Reader
-from .writer import Writer, seeming_seekable
+from .writer import Writer
 
 
 class _HoldsKey:
@@ -36,10 +36,6 @@ class TextWriter(_HoldsKey, io.TextIOWrapper):
     returns the number of encoded bytes."""
 
     buffer: Writer
-
-    def __init__(self, buffer: Writer, *format: Any) -> None:
-        with seeming_seekable(buffer):
-            super().__init__(buffer, *format)
 
     @property
     def key_metadata(self) -> KeyMetadata:

@@ -16,12 +16,10 @@ blocks in the file is the order of ``_next_block``.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,19 +36,6 @@ from .threads import Job, Pool, check_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-_seeming_seekable: ContextVar[Writer | None] = ContextVar("seeming_seekable", default=None)
-
-
-@contextlib.contextmanager
-def seeming_seekable(writer: Writer) -> Iterator[None]:
-    """Let ``writer.seekable`` return True. ``io.TextIOWrapper`` asks once, when it is made. It
-    writes the byte-order marks of UTF-16 and UTF-32, and has ``tell``, only if that is True."""
-    token = _seeming_seekable.set(writer)
-    try:
-        yield
-    finally:
-        _seeming_seekable.reset(token)
 
 
 class Writer(FastWriter, Stream):
@@ -91,14 +76,6 @@ class Writer(FastWriter, Stream):
         except BaseException:
             self.abort()
             raise
-
-    def writable(self) -> bool:
-        check_open(self)
-        return True
-
-    def seekable(self) -> bool:
-        check_open(self)
-        return _seeming_seekable.get() is self
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         raise io.UnsupportedOperation("seek: an encrypted stream is written from start to end")

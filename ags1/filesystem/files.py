@@ -7,19 +7,33 @@ from typing import TYPE_CHECKING, Any
 from ..keys.keychain import FILE_KEY_SIZE
 from ..reader import Reader
 from ..writer import Writer
+from .storage import FILE_SUFFIX
 
 if TYPE_CHECKING:
     from .storage import Staged
 
 
-class EncryptedInput(Reader):
+class _OfFileSystem:
+    """``stored`` is the path of the encrypted file. ``path`` and ``name`` are the plaintext's, as
+    in listings: readers find a compression by its suffix."""
+
+    __slots__ = ()
+
+    fs: Any
+    stored: str
+
+    @property
+    def path(self) -> str:
+        return self.stored.removesuffix(FILE_SUFFIX)
+
+    name = path
+
+
+class EncryptedInput(_OfFileSystem, Reader):
     """A file that is open for reading. A pickle has the file system and the path, and no key. It
     opens the file again."""
 
-    __slots__ = ("fs", "path")
-
-    fs: Any
-    path: str
+    __slots__ = ("fs", "stored")
 
     @property
     def size(self) -> int:
@@ -27,7 +41,7 @@ class EncryptedInput(Reader):
         return self.plaintext_size
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        return _reopen, (self.fs, self.path, self.tell())
+        return _reopen, (self.fs, self.stored, self.tell())
 
 
 def _reopen(fs: Any, path: str, position: int) -> EncryptedInput:
@@ -36,21 +50,23 @@ def _reopen(fs: Any, path: str, position: int) -> EncryptedInput:
     return file  # type: ignore[no-any-return]
 
 
-class EncryptedOutput(Writer):
+class EncryptedOutput(_OfFileSystem, Writer):
     """A file that is open for writing. ``close`` gives it its name. Without ``autocommit``, in a
     transaction, ``commit`` does."""
 
-    __slots__ = ("_autocommit", "_overwrite", "_staged", "fs", "path")
+    __slots__ = ("_autocommit", "_overwrite", "_staged", "fs", "stored")
 
     def __init__(
-        self, fs: Any, path: str, staged: Staged, *, overwrite: bool, autocommit: bool
+        self, fs: Any, stored: str, staged: Staged, *, overwrite: bool, autocommit: bool
     ) -> None:
         self.fs = fs
-        self.path = path
+        self.stored = stored
         self._staged: Staged | None = staged
         self._overwrite = overwrite
         self._autocommit = autocommit
-        super().__init__(staged.target, key_size=FILE_KEY_SIZE, threads=fs.threads, exclusive=True)
+        super().__init__(
+            staged, key_size=FILE_KEY_SIZE, threads=fs.threads, exclusive=not overwrite
+        )
 
     def close(self) -> None:
         if self.closed:
@@ -70,7 +86,7 @@ class EncryptedOutput(Writer):
         if self._staged is None:
             return
         try:
-            self.fs.publish(self._staged, self.path, self.key_metadata, overwrite=self._overwrite)
+            self.fs.publish(self._staged, self.stored, self.key_metadata, overwrite=self._overwrite)
         finally:
             self.discard()
 

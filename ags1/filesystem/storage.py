@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..atomic import temporary_path
+from ..atomic import AtomicFile
 from ..errors import KeyMetadataError
 from ..keys.pairs import PresentSidecar, check_link, publish_pair, remove_pair, with_keys_of
 from ..keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_beside, sidecar_path
@@ -31,15 +30,15 @@ FILE_SUFFIX = ".ags1"
 _IN_MEMORY = 32 << 20
 # A smaller file is read by one request, and kept while it is open: a block of 1 MiB fits.
 _AT_ONCE = (1 << 20) + (1 << 12)
+_COPIED_AT_ONCE = 1 << 20
 
 
-class Staged(Protocol):
-    """Encrypted bytes on their way to a name. ``target`` is what ``ags1.open`` writes to."""
+class Staged(AtomicFile):
+    """Encrypted bytes on their way to a name. ``commit`` leaves them at ``temporary``, because the
+    sidecar comes before the file. ``discard`` removes them."""
 
-    target: Any
-
-    def discard(self) -> None:
-        """Remove the bytes."""
+    def _publish(self) -> None:
+        pass
 
 
 class Storage(Protocol):
@@ -58,7 +57,7 @@ class Storage(Protocol):
     def stage(self, path: str) -> Staged:
         """Return a place for the bytes of a new file."""
 
-    def publish(self, staged: Any, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         """Give staged bytes and their sidecar their names. Raises FileExistsError, OSError."""
 
     def is_same(self, source: str, target: str) -> bool:
@@ -110,22 +109,17 @@ class Local:
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         return [_attempt(_read_local_start, path, size) for path, size in wanted]
 
-    def stage(self, path: str) -> _LocalStaged:
+    def stage(self, path: str) -> Staged:
         if self._makes_folders:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        # A link is followed, as open() does; the temporary file belongs beside what it points to.
-        return _LocalStaged(temporary_path(os.path.realpath(path)))
+        return Staged(path, overwrite=True)
 
-    def publish(
-        self, staged: _LocalStaged, path: str, sidecar: Sidecar, *, overwrite: bool
-    ) -> None:
+    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         target, name = os.path.realpath(path), sidecar_beside(path)
         if overwrite:
             check_link(path, name)
-            with contextlib.suppress(FileNotFoundError):
-                os.chmod(staged.target, stat.S_IMODE(os.stat(target).st_mode) & 0o777)
         publish_pair(
-            staged.target,
+            staged.temporary,
             target,
             sidecar,
             name,
@@ -141,7 +135,9 @@ class Local:
         staged = self.stage(target)
         try:
             before = self._sidecar(source)
-            shutil.copyfile(source, staged.target)
+            with open(source, "rb", buffering=0) as file:
+                shutil.copyfileobj(file, staged, _COPIED_AT_ONCE)
+            staged.commit()
             # Another process may have replaced the source meanwhile.
             sidecar = self._sidecar(source).with_keys_of(before)
             self.publish(staged, target, sidecar, overwrite=True)
@@ -154,15 +150,6 @@ class Local:
 
     def remove(self, path: str) -> None:
         remove_pair(path, sidecar_path(path))
-
-
-class _LocalStaged:
-    def __init__(self, target: str) -> None:
-        self.target = target
-
-    def discard(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.target)
 
 
 class _Ranges:
@@ -208,21 +195,21 @@ class Remote:
         starts = self._fs.cat_ranges(paths, [0] * len(paths), ends, on_error="return")
         return starts
 
-    def stage(self, path: str) -> _RemoteStaged:
-        return _RemoteStaged()
+    def stage(self, path: str) -> Staged:
+        # The disk of this machine has nothing but ciphertext.
+        target = os.path.join(tempfile.gettempdir(), f"ags1-{os.urandom(8).hex()}")
+        return Staged(target, durable=False, mode=0o600)
 
-    def publish(
-        self, staged: _RemoteStaged, path: str, sidecar: Sidecar, *, overwrite: bool
-    ) -> None:
+    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         exclusive = {} if overwrite else {"mode": "create"}
 
         def put() -> None:
-            staged.target.flush()
-            if os.fstat(staged.target.fileno()).st_size <= _IN_MEMORY:
-                staged.target.seek(0)
-                self._fs.pipe_file(path, staged.target.read(), **exclusive)
+            if os.path.getsize(staged.temporary) <= _IN_MEMORY:
+                with open(staged.temporary, "rb") as file:
+                    data = file.read()
+                self._fs.pipe_file(path, data, **exclusive)
             else:
-                self._fs.put_file(staged.target.name, path, **exclusive)
+                self._fs.put_file(staged.temporary, path, **exclusive)
 
         self._publish(put, path, sidecar, overwrite=overwrite)
 
@@ -311,16 +298,6 @@ class Remote:
         if before is not None and self._present(name) == before:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(name)
-
-
-class _RemoteStaged:
-    """A temporary file on this machine's disk, with nothing but ciphertext."""
-
-    def __init__(self) -> None:
-        self.target = tempfile.NamedTemporaryFile(prefix="ags1-")  # noqa: SIM115
-
-    def discard(self) -> None:
-        self.target.close()
 
 
 def _read_local_start(path: str, size: int) -> bytes:

@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import isfilelike
 
 from .. import layout
-from ..atomic import AtomicFile, is_temporary, named
+from ..atomic import AtomicFile, is_temporary
 from ..cpu import usable_cpus
 from ..errors import (
     KMS_UNUSABLE,
@@ -357,10 +357,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         # A KMS that cannot be used fails here, before any work.
         self._keys.keychain(sealing=True).prepare()
         staged, overwrite = self._storage.stage(path), mode == "wb"
-        try:
-            return EncryptedOutput(self, path, staged, overwrite=overwrite, autocommit=autocommit)
-        except OSError as error:
-            raise named(error, path) from None
+        return EncryptedOutput(self, path, staged, overwrite=overwrite, autocommit=autocommit)
 
     def _open_input(self, path: str) -> EncryptedInput:
         source = self._source(path)
@@ -413,7 +410,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
     def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput:
         file = EncryptedInput(source, km, threads=self.threads)
-        file.fs, file.path = self, path
+        file.fs, file.stored = self, path
         return file
 
     def cat_file(

@@ -7,7 +7,9 @@ import errno
 import json
 import os
 import pickle
+import resource
 import shutil
+import tarfile
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -388,6 +390,74 @@ def test_errors_name_what_the_user_has_named(tmp_path: Path, local: Ags1FileSyst
         assert missing.value.filename.removesuffix(".ags1") == f"{tmp_path}/none/x"
     with pytest.raises(ValueError, match="at least 1, not 0"):
         Ags1FileSystem(fs=plain, threads=0)
+
+
+@pytest.mark.parametrize("limit", [0, 100_000])
+def test_a_full_disk_is_reported_for_the_file_that_the_user_has_named(
+    tmp_path: Path, local: Ags1FileSystem, limit: int
+) -> None:
+    source = _write(tmp_path / "source", TEXT)
+    km = ags1.encrypt_file(source, tmp_path / "sealed")
+    local.pipe_file(f"{tmp_path}/old", TEXT)
+    calls: dict[str, Callable[[str], object]] = {
+        "x.ags1": lambda path: local.pipe_file(path, TEXT),
+        "y.ags1": lambda path: local.cp_file(f"{tmp_path}/old", path),
+        "z": lambda path: local.get_file(f"{tmp_path}/old", path),
+        "open": lambda path: ags1.open(path, "wb").write(TEXT),
+        "encrypted": lambda path: ags1.encrypt_file(source, path),
+        "decrypted": lambda path: ags1.decrypt_file(tmp_path / "sealed", path, km),
+        "keyring": lambda path: LocalKms(path).create_key("other"),
+    }
+    before = names(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, call in calls.items():
+        if name == "keyring" and limit:
+            continue
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(OSError) as full:  # noqa: PT011
+                call(f"{tmp_path}/{name}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (full.value.errno, full.value.filename) == (errno.EFBIG, f"{tmp_path}/{name}")
+        del full
+    assert [name for name in names(tmp_path) if not name.endswith(".lock")] == before
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "utf-16-le"])
+def test_text_has_the_mark_that_local_files_have(
+    root: str, fs: Any, below: str, tmp_path: Path, encoding: str
+) -> None:
+    pandas, upath = pytest.importorskip("pandas"), pytest.importorskip("upath")
+
+    def written(url: str, files: Any, folder: str) -> list[bytes]:
+        for mode in ("wt", "xt"):
+            with fsspec.open(f"{url}/{mode}", mode, encoding=encoding) as file:
+                file.write("a")
+            with files.open(f"{folder}/{mode}2", mode, encoding=encoding) as file:
+                file.write("a")
+        files.write_text(f"{folder}/whole", "a", encoding=encoding)
+        upath.UPath(f"{url}/path").write_text("a", encoding=encoding)
+        pandas.DataFrame({"a": [1]}).to_csv(f"{url}/csv", encoding=encoding)
+        return [files.cat_file(path) for path in sorted(files.find(folder))]
+
+    (tmp_path / "plain").mkdir()
+    plain = written(str(tmp_path / "plain"), LocalFileSystem(), f"{tmp_path}/plain")
+    fs.makedirs(f"{root}/text", exist_ok=True)
+    assert written(f"ags1::{below}://{root}/text", fs, f"{root}/text") == plain
+
+
+@pytest.mark.parametrize("suffix", ["", ".ags1"])
+def test_open_files_have_the_name_of_the_content(root: str, fs: Any, suffix: str) -> None:
+    with (
+        fs.open(f"{root}/x.tar.gz{suffix}", "wb") as file,
+        tarfile.open(fileobj=file, mode="w|gz") as tar,
+    ):
+        tar.addfile(tarfile.TarInfo("member"))
+        assert file.name == file.path == f"{root}/x.tar.gz"
+    with fs.open(f"{root}/x.tar.gz{suffix}") as file:
+        assert file.name == file.path == fs.info(file.path)["name"] == f"{root}/x.tar.gz"
+        assert fsspec.filesystem("tar", fo=file).find("") == ["member"]
 
 
 def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path) -> None:

@@ -360,6 +360,10 @@ def test_text_mode(tmp_path: Path) -> None:
     assert open_by_reference((tmp_path / "other").read_bytes(), file.key_metadata) == b"?"
 
 
+def ask(file: Any, name: str) -> bool:
+    return getattr(file, name)()  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "utf-16-le", "utf-8"])
 def test_text_begins_with_the_mark_that_files_have(tmp_path: Path, encoding: str) -> None:
 
@@ -370,13 +374,18 @@ def test_text_begins_with_the_mark_that_files_have(tmp_path: Path, encoding: str
 
     with open(tmp_path / "plain", "w", encoding=encoding, newline="") as file:
         expected = list(fill(file))
-    with ags1.open(tmp_path / "file", "wt", encoding=encoding, newline="") as file:
-        assert list(fill(file)) == expected
-    sealed = (tmp_path / "file").read_bytes()
-    assert open_by_reference(sealed, file.key_metadata) == (tmp_path / "plain").read_bytes()
+    for make in (ags1.open, lambda *a, **more: io.TextIOWrapper(ags1.open(a[0], "wb"), **more)):
+        with make(tmp_path / "file", "wt", encoding=encoding, newline="") as file:
+            assert list(fill(file)) == expected
+        sealed, km = (tmp_path / "file").read_bytes(), file.buffer.key_metadata
+        assert open_by_reference(sealed, km) == (tmp_path / "plain").read_bytes()
     with ags1.open(io.BytesIO(), "wt", encoding=encoding) as file:
-        assert not file.seekable()
-        assert not file.buffer.seekable()
+        for stream in (file, file.buffer):
+            asked = stream.readable(), stream.writable(), stream.seekable()
+            assert asked == (False, True, False)
+            # Each call has the same place in the same function.
+            names = ["writable", "seekable"]
+            assert (ask(stream, names[0]), ask(stream, names[1])) == (True, False)
         with pytest.raises(io.UnsupportedOperation):
             file.seek(0)
 
