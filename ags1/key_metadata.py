@@ -147,9 +147,10 @@ class KeyMetadata:
             raise KeyMetadataError(f"key metadata must have version 1; this has {version}")
         datum = io.BytesIO(data[1:])
         fields: dict[str, Any] | None = None
+        decode, _ = _codec()
         # Our error is raised outside, because the decoder's exception may quote the key.
         with contextlib.suppress(Exception):
-            fields = _codec()[0](datum)
+            fields = decode(datum)
         if fields is None:
             raise KeyMetadataError("these bytes are not a StandardKeyMetadata datum")
         metadata = cls(fields["encryption_key"], fields["aad_prefix"], fields["file_length"])

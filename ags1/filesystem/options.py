@@ -76,8 +76,8 @@ class KeyOptions:
             made = getattr(importlib.import_module(module), name)(self._texts)
         except ImportError as error:
             raise ValueError(
-                f"the storage option {_LEDGER!r} needs {error.name}: pip install pyarrow, and for "
-                "a ledger in a table 'ags1[iceberg]'"
+                f"the storage option {_LEDGER!r} cannot be used ({error}): pip install pyarrow, "
+                "and for a ledger in a table 'ags1[iceberg]'"
             ) from None
         return cast("KeySource", made)
 

@@ -119,7 +119,7 @@ class MadeOfProperties:
 class ServiceClient(MadeOfProperties, ABC, Generic[_Connection]):
     """Part of a client of a remote service: its time limits (in seconds, for the connection and for
     each read), and one connection for each process. ``_extra`` is the extra of ags1 that installs
-    its ``_libraries``. Raises KmsConfigurationError if one is not installed."""
+    its ``_libraries``. Raises KmsConfigurationError if one cannot be imported."""
 
     _extra: ClassVar[str]
     _libraries: ClassVar[tuple[str, ...]]
@@ -162,8 +162,7 @@ class SdkClient(ServiceClient[_Connection]):
 
 
 def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:
-    """Return the error for a client whose library is not installed."""
+    """Return the error for a client whose library is missing or broken."""
     return KmsConfigurationError(
-        f"the library for this KMS is not installed ({error.name or error}): "
-        f"pip install 'ags1[{extra}]'"
+        f"the library for this KMS cannot be imported ({error}): pip install 'ags1[{extra}]'"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import ags1
 from ags1 import KeyMetadata
 from ags1.errors import Ags1Error, KeyMetadataError
+from ags1.key_metadata import _codec
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "key_metadata.json").read_text())
 KEY = bytes(range(16))
@@ -155,6 +157,17 @@ def test_other_versions_are_refused(version: int) -> None:
     data = bytes([version]) + KeyMetadata(KEY).to_bytes()[1:]
     with pytest.raises(KeyMetadataError, match="version"):
         KeyMetadata.from_bytes(data)
+
+
+def test_a_library_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = KeyMetadata.generate().to_bytes()
+    _codec.cache_clear()
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    for call in (lambda: KeyMetadata.from_bytes(data), KeyMetadata.generate().to_bytes):
+        with pytest.raises(ImportError, match="fastavro"):
+            call()
+    monkeypatch.undo()
+    assert KeyMetadata.from_bytes(data).to_bytes() == data
 
 
 def test_nothing_is_refused() -> None:

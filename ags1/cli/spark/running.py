@@ -57,8 +57,9 @@ def _patterns(
 
     try:
         Patterns(given)
-    except ImportError:
-        raise click.UsageError("patterns need pathspec: pip install 'ags1[spark]'", ctx) from None
+    except ImportError as error:
+        said = f"patterns need pathspec ({error}): pip install 'ags1[spark]'"
+        raise click.UsageError(said, ctx) from None
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return given

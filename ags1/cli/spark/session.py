@@ -209,8 +209,8 @@ def _remote_session(url: str) -> Iterator[Any]:
             retries: Any = DefaultPolicy(**_RETRIES)
             made.client.set_retry_policies([retries])
             _ = made.version  # the first request to the server
-        except ImportError:
-            raise click.UsageError(_NO_CONNECT) from None
+        except ImportError as error:
+            raise click.UsageError(f"{_NO_CONNECT} ({error})") from None
         except (PySparkException, ValueError) as error:
             place = _place_of(url)
             cause = _without_parameters(str(error), url.removeprefix(place))
