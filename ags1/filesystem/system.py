@@ -14,14 +14,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from glob import has_magic
 from typing import Any
 from uuid import uuid4
 
 from fsspec import filesystem as make_filesystem
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.utils import isfilelike
+from fsspec.implementations.local import LocalFileSystem, trailing_sep
+from fsspec.utils import isfilelike, other_paths
 
 from .. import layout
 from ..atomic import AtomicFile, is_temporary
@@ -516,9 +517,9 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy files, and then remove those that were copied. Raises OSError if a folder is moved
-        into itself, and BlockingIOError if another process has replaced a file meanwhile. Then
-        nothing is removed."""
+        """Copy files, and then remove those that were copied. Over local files, a path is no
+        pattern. Raises OSError if a folder is moved into itself, and BlockingIOError if another
+        process has replaced a file meanwhile. Then nothing is removed."""
         if isinstance(path1, str) and isinstance(path2, str):
             source, target = self._strip_protocol(path1), self._strip_protocol(path2)
             if self.isfile(source) and stored_path(source) == stored_path(target):
@@ -526,7 +527,16 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             if recursive and f"{target}/".startswith(f"{source.rstrip('/')}/"):
                 said = "a folder cannot be moved into itself: give another target"
                 raise OSError(errno.EINVAL, said, path1)
-        paths = self.expand_path(path1, recursive=recursive, maxdepth=maxdepth)
+        if isinstance(path1, list) and isinstance(path2, list):
+            paths = [self._strip_protocol(one) for one in path1]
+        else:
+            paths = self._expand(path1, recursive=recursive, maxdepth=maxdepth)
+            if isinstance(self._storage, Local) and isinstance(path1, str) and has_magic(path1):
+                # fsspec's ``copy`` would take the name for a pattern, but not the names in a list.
+                into = (trailing_sep(path2) or self.isdir(path2)) and not trailing_sep(path1)
+                if not recursive or maxdepth is not None:
+                    paths = [one for one in paths if not self.isdir(one)]
+                path1, path2 = paths, other_paths(paths, self._strip_protocol(path2), exists=into)
         sidecars = [sidecar_path(stored_path(one)) for one in paths if self.isfile(one)]
         wanted = [(name, MAX_SIDECAR_SIZE + 1) for name in sidecars]
         before = self._storage.read_starts(wanted)
@@ -557,10 +567,21 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     def rm(
         self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None
     ) -> None:
-        """Remove files, and with ``recursive`` folders. A folder in which other files are is not
-        removed: what is not shown is not deleted."""
-        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        """Remove files, and with ``recursive`` folders. Over local files, a path is no pattern. A
+        folder in which other files are is not removed: what is not shown is not deleted."""
+        paths = self._expand(path, recursive=recursive, maxdepth=maxdepth)
         self._remove_all(paths, recursive=recursive)
+
+    def _expand(self, path: Any, *, recursive: bool, maxdepth: int | None) -> list[str]:
+        """Return the paths that ``rm`` and ``mv`` mean. As in fsspec, those of local files are no
+        patterns."""
+        paths: list[str] = self.expand_path(
+            [path] if isinstance(path, (str, os.PathLike)) else path,
+            recursive=recursive,
+            maxdepth=maxdepth,
+            assume_literal=isinstance(self._storage, Local),
+        )
+        return paths
 
     def _remove_all(self, paths: list[str], *, recursive: bool) -> None:
         are_files = self.side_by_side(self.isfile, [(one,) for one in paths])

@@ -731,3 +731,75 @@ def test_a_file_that_is_replaced_while_it_is_moved_stays(
     with pytest.raises(BlockingIOError, match="move it again"):
         fs.mv(f"{root}/x", f"{root}/y")
     assert (fs.cat_file(f"{root}/x"), fs.cat_file(f"{root}/y")) == (b"new", b"old")
+
+
+MAGIC = {"a[1].csv": "a1.csv", "b*.csv": "b2.csv", "d[x]/y": "dx/y"}
+
+
+@pytest.mark.parametrize("below", ["file", "memory"])
+@pytest.mark.parametrize("name", ["a[1].csv", "b*.csv", "a[12].csv", "d[x]"])
+def test_names_that_are_patterns_mean_what_they_mean_below(
+    below: str, name: str, tmp_path: Path
+) -> None:
+    options = {"auto_mkdir": True} if below == "file" else {}
+
+    def filled(fs: Any, root: str) -> str:
+        fs.pipe({f"{root}/{one}": one.encode() for one in [*MAGIC, *MAGIC.values(), "into/x"]})
+        return root
+
+    def done(fs: Any, work: Callable[[Any, str], Any]) -> tuple[Any, dict[str, bytes]]:
+        root = f"{tmp_path}/{os.urandom(4).hex()}"
+        if below == "file":
+            shutil.copytree(full[fs], root)
+        else:
+            filled(fs, root)
+        try:
+            result = repr(work(fs, root)).replace(root, "")
+        except Exception as error:
+            result = type(error).__name__
+        return result, {path.removeprefix(root): fs.cat_file(path) for path in fs.find(root)}
+
+    def got(fs: Any, root: str) -> list[tuple[str, bytes]]:
+        out = Path(f"{root}-out")
+        out.mkdir()
+        fs.get(f"{root}/{name}", f"{out}/", recursive=recursive)
+        return [(str(one), one.read_bytes()) for one in sorted(out.rglob("*")) if one.is_file()]
+
+    recursive = name == "d[x]"
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"local")
+    works: dict[str, Callable[[Any, str], Any]] = {
+        "rm": lambda fs, root: fs.rm(f"{root}/{name}", recursive=recursive),
+        "rm of a list": lambda fs, root: fs.rm([f"{root}/{name}"], recursive=recursive),
+        "mv": lambda fs, root: fs.mv(f"{root}/{name}", f"{root}/new", recursive=recursive),
+        "mv into": lambda fs, root: fs.mv(f"{root}/{name}", f"{root}/into", recursive=recursive),
+        "mv to": lambda fs, root: fs.mv(f"{root}/a1.csv", f"{root}/{name}"),
+        "cp": lambda fs, root: fs.cp(f"{root}/{name}", f"{root}/new", recursive=recursive),
+        "cp into": lambda fs, root: fs.cp(f"{root}/{name}", f"{root}/into", recursive=recursive),
+        "cp to": lambda fs, root: fs.cp(f"{root}/a1.csv", f"{root}/{name}"),
+        "cat": lambda fs, root: fs.cat(f"{root}/{name}" + "/y" * recursive),
+        "get": got,
+        "put": lambda fs, root: fs.put(f"{tmp_path}/{name}", f"{root}/put/"),
+        "find": lambda fs, root: fs.find(f"{root}/{name}"),
+        "expand_path": lambda fs, root: fs.expand_path(f"{root}/{name}"),
+        "exists": lambda fs, root: fs.exists(f"{root}/{name}"),
+        "du": lambda fs, root: fs.du(f"{root}/{name}"),
+        "glob": lambda fs, root: fs.glob(f"{root}/{name}"),
+    }
+    plain = fsspec.filesystem(below, **options)
+    ours = fsspec.filesystem("ags1", target_protocol=below, target_options=options)
+    full = {fs: filled(fs, f"{tmp_path}/{n}") for n, fs in enumerate((plain, ours))}
+    for what, work in works.items():
+        assert done(ours, work) == done(plain, work), what
+
+
+def test_what_is_moved_by_name_is_removed_by_name(root: str, fs: Any) -> None:
+    fs.pipe({f"{root}/a[1]": b"one", f"{root}/a1": b"other", f"{root}/d/x": b"within"})
+    fs.mv([f"{root}/a[1]"], [f"{root}/new"])
+    with contextlib.suppress(OSError):
+        fs.mv([f"{root}/d"], [f"{root}/e"], recursive=True)
+    assert fs.cat(fs.find(root)) == {
+        f"{root}/a1": b"other",
+        f"{root}/d/x": b"within",
+        f"{root}/new": b"one",
+    }
