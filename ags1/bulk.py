@@ -3,26 +3,31 @@
 A file is divided into contiguous ranges of blocks, one for each thread. A thread works from
 descriptor to descriptor without the GIL (``_pump``). The calling thread waits, reports progress and
 handles Ctrl-C. A target gets its name when it is complete. If anything fails, no target is left.
+A target that is a pipe or a device is written from its beginning to its end, as by ``open``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from . import layout
 from ._gcm import BlockCipher
 from ._pump import Pump, allocate
 from .atomic import AtomicFile
+from .descriptors import is_stream, open_stream
 from .errors import Ags1Error, TruncatedError
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_unused, claim_key, file_geometry
 from .key_metadata import KeyMetadata
+from .reader import Reader
 from .source import regular_file
 from .threads import run_in_threads, thread_count
+from .writer import Writer
 
 Path: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], object]
@@ -31,6 +36,7 @@ Progress: TypeAlias = Callable[[int, int], object]
 # more than they save. One thread besides the caller's only makes Ctrl-C take effect sooner.
 SMALL_FILE = 4 << 20
 SMALL_FILE_ALONE = 16 << 20
+_CHUNK_SIZE = 1 << 20
 
 _CHANGED = (
     "the file changed while it was read, or the system reports a wrong size for it: encrypt a copy "
@@ -73,6 +79,12 @@ def encrypt_file(
         size = status.st_size
         geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
         _refuse_same_file(source, status, target)
+        if is_stream(target):
+            how: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
+            with open_stream(target, overwrite=overwrite) as stream, Writer(stream, km, **how) as w:
+                _copy(io.FileIO(fd, closefd=False), w, size, progress)
+                _check_unchanged(source, fd, status)
+            return w.key_metadata
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
             with _name_errors(source, target), Pump(fd, out.fd, durable=durable) as pump:
@@ -83,12 +95,7 @@ def encrypt_file(
                     _transfer(pump, seal, geometry, threads, progress)
                 except TruncatedError:
                     raise Ags1Error(_CHANGED) from None
-            after = os.fstat(fd)
-            # Files in /proc report a size of 0, and have content all the same.
-            if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns) or os.pread(
-                fd, 1, size
-            ):
-                raise Ags1Error(_CHANGED, file=os.fsdecode(source))
+            _check_unchanged(source, fd, status)
     return km.with_file_length(geometry.encrypted_size)
 
 
@@ -120,6 +127,12 @@ def decrypt_file(
             geometry = file_geometry(
                 header, status.st_size, km, block_size, max_block_size, trust_file_size
             )
+        if is_stream(target):
+            how: Any = {"block_size": geometry.block_size, "threads": thread_count(threads)}
+            how |= {"max_block_size": max_block_size, "trust_file_size": trust_file_size}
+            with Reader(source, km, **how) as r, open_stream(target, overwrite=overwrite) as stream:
+                _copy(r, stream, r.plaintext_size, progress)
+            return r.plaintext_size
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
@@ -151,6 +164,25 @@ def verify_file(
         with Pump(fd) as pump:
             _transfer(pump, functools.partial(pump.open, cipher), geometry, threads, progress)
     return geometry.plaintext_size
+
+
+def _check_unchanged(source: Path, fd: int, before: os.stat_result) -> None:
+    after = os.fstat(fd)
+    size = before.st_size
+    # Files in /proc report a size of 0, and have content all the same.
+    if (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns) or os.pread(fd, 1, size):
+        raise Ags1Error(_CHANGED, file=os.fsdecode(source))
+
+
+def _copy(source: Any, target: Any, size: int, progress: Progress | None) -> None:
+    """Copy a file object to another one; ``size`` (bytes) is for ``progress``."""
+    chunk = memoryview(bytearray(_CHUNK_SIZE))
+    done = 0
+    while got := source.readinto(chunk):
+        target.write(chunk[:got])
+        done += got
+        if progress is not None:
+            progress(done, size)
 
 
 def _refuse_same_file(source: Path, status: os.stat_result, target: Path) -> None:

@@ -34,8 +34,8 @@ from ...key_metadata import KeyMetadata
 from ...keys import Keychain
 from ...reader import Reader
 from ...stream import open as open_stream
-from ..console import BinaryOutput, binary_input
-from .sources import STREAM, Job, refuse_other_files
+from ..console import STREAM, BinaryOutput, binary_input
+from .sources import Job, refuse_other_files
 
 _CHUNK_SIZE = 1 << 20
 
@@ -63,8 +63,8 @@ def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite
     """Write the plaintext to the job's target; return its size in bytes."""
     target = job.target
     assert target is not None
-    if target == STREAM:
-        output = BinaryOutput()
+    if job.to_stream:
+        output = BinaryOutput(target, overwrite=overwrite)
         size = copy_out(job, km, how, output.write)
         output.flush()
         return size
