@@ -572,21 +572,21 @@ def test_a_pipe_that_has_no_data_yet_is_not_at_its_end(home: Path, output: list[
 
 
 def test_the_sidecar_is_there_before_the_last_bytes(home: Path) -> None:
-    with start(
-        "encrypt", "-", "--sidecar", "s", stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    arguments = ["encrypt", "-", "--sidecar", "s", "--threads", "1"]
+    with start(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(bytes(BLOCK))
+        process.stdin.write(bytes(2 * BLOCK))
         process.stdin.flush()
-        header = process.stdout.read(8)
+        # It may keep some kilobytes of the first block in its buffer.
+        start_of_file = process.stdout.read(BLOCK // 2)
         assert not (home / "s").exists()
         process.stdin.close()
         # The last block cannot be read whole before the sidecar has its name.
-        rest = process.stdout.read(BLOCK + 28)
+        rest = process.stdout.read(8 + 2 * (BLOCK + 28) - BLOCK // 2)
         assert (home / "s").exists()
         assert process.stdout.read() == b""
-    (home / "a.ags1").write_bytes(header + rest)
+    (home / "a.ags1").write_bytes(start_of_file + rest)
     succeed("verify", "a.ags1", "--sidecar", "s")
 
 
@@ -673,13 +673,11 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
         (6, "none/x: No such file or directory", "encrypt", "a", "-o", "none/x"),
         (6, "a/x: Not a directory", "encrypt", "a", "-o", "a/x"),
         (6, "a: Not a directory", "encrypt", "a", "-o", "a/"),
-        (6, "/dev/null: Not a regular file", "encrypt", "a", "-o", "/dev/null", "-f"),
-        (6, "/dev/null: Not a regular file", "decrypt", "a.ags1", "-o", "/dev/null", "-f"),
+        (6, "/dev/full: No space left on device", "decrypt", "a.ags1", "-o", "/dev/full", "-f"),
     ]
     for code, message, *arguments in cases:
         line = fail(code, *arguments)
         assert line.startswith(f"ags1: {message}"), line
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
 def test_an_existing_sidecar_alone_is_not_overwritten(home: Path) -> None:
