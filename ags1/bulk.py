@@ -65,6 +65,9 @@ def encrypt_file(
     is called with plaintext bytes, about ten times a second, in the calling thread. If it raises,
     the call ends with that exception.
 
+    If the target is a pipe, a device or an open file of this process (``/dev/fd/N``), it is written
+    as a stream, also without ``overwrite``. If the call fails, its end is as after ``open``.
+
     If the file system supports it, the target's whole size is reserved first, so that a full disk
     is an OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
     shutil.SameFileError, OSError with its filename, and Ags1Error if the source changes meanwhile.
@@ -115,7 +118,8 @@ def decrypt_file(
     """Decrypt the file ``source`` as ``target``; return the plaintext's size in bytes.
 
     No block is written before its tag is verified. The target gets its name after the last block,
-    and the source's permission bits, less the umask. Arguments as in ``encrypt_file`` and
+    and the source's permission bits, less the umask. A pipe, a device or an open file of this
+    process is written as a stream, block by block. Arguments as in ``encrypt_file`` and
     ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
     FileExistsError, shutil.SameFileError and OSError. There are ten parameters, as in
     ``encrypt_file``.

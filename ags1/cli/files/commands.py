@@ -208,8 +208,9 @@ def decrypt(
     folder. The sidecar names the master key; --key says which ones to accept.
 
     A file appears under its name when every block has been verified. '-' reads standard input and
-    needs --sidecar. It writes to standard output, unless -o says otherwise. There each block is
-    written as soon as it is verified: the output is whole only if the exit status is 0.
+    needs --sidecar. It writes to standard output, unless -o says otherwise. There, and in a pipe or
+    a device, each block is written as soon as it is verified: the output is whole only if the exit
+    status is 0.
 
     Examples:
       ags1 decrypt a.avro.ags1               makes a.avro

@@ -16,7 +16,8 @@ If a run fails before step 3, it removes the temporary file. If it is killed, th
 stays, with plaintext in it; nobody can read it who could not read FILE. If it is interrupted in
 step 3, FILE is removed again, unless it has replaced an older file (``--force``).
 
-Standard output cannot be taken back: there, the exit status tells whether the output is complete.
+Standard output, pipes and devices get each verified block at once. That cannot be taken back: the
+exit status tells whether the output is complete.
 """
 
 from __future__ import annotations

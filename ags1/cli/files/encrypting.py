@@ -2,8 +2,8 @@
 
 ``ags1.keys.pairs`` has what is on the disk after each step, and what opens it.
 
-Standard output cannot be taken back, and its reader sees the stream end only when we close it. So
-the sidecar is written when all but the last bytes are sent:
+A stream (standard output, a pipe, a device) cannot be taken back, and its reader sees its end only
+when we close it. So the sidecar is written when all but the last bytes are sent:
 
     ==================================  ==================  =====================================
     After this step                     ``--sidecar FILE``  What was sent
