@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 from ._gcm import process_number
+from .descriptors import is_stream, refuse_planted
 
 _PERMISSIONS = 0o777
 _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
@@ -23,8 +24,8 @@ class AtomicFile:
     If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
     the file, less the umask and without setuid, setgid and sticky bits. None keeps the bits of an
-    existing target, and gives 0666 less the umask to a new one. A target that exists and is not a
-    regular file (``/dev/null``) is refused.
+    existing target, and gives 0666 less the umask to a new one. What ``is_stream`` (``/dev/null``,
+    ``/dev/stdout``) is refused.
     """
 
     # An interrupt may come before the constructor has set anything.
@@ -49,7 +50,10 @@ class AtomicFile:
         self._process = process_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
-        _refuse_planted_link(self.name)
+        if os.path.islink(self.name):
+            refuse_planted(self.name, os.lstat(self.name).st_uid)
+        if is_stream(self.name):
+            raise OSError(errno.EINVAL, "Not a regular file", self.name)
         try:
             existing = os.stat(self._path)
         except FileNotFoundError:
@@ -57,8 +61,6 @@ class AtomicFile:
         else:
             if stat.S_ISDIR(existing.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-            if not stat.S_ISREG(existing.st_mode):
-                raise OSError(errno.EINVAL, "Not a regular file", self.name)
             if mode is None:
                 self._kept_mode = existing.st_mode & _PERMISSIONS
                 mode = 0o600
@@ -195,19 +197,6 @@ def _rename(temporary: str, target: str) -> None:
         os.rename(temporary, target)
     except OSError as error:
         raise named(error, target) from None
-
-
-def _refuse_planted_link(name: str) -> None:
-    """Refuse another user's link in a folder where everybody may create files (``/tmp``). For
-    ``open``, the kernel does that (``fs.protected_symlinks``). It cannot when we follow the link.
-    """
-    if not os.path.islink(name):
-        return
-    folder = os.stat(os.path.dirname(os.path.abspath(name)))
-    anybody = stat.S_ISVTX | stat.S_IWOTH
-    owner = os.lstat(name).st_uid
-    if folder.st_mode & anybody == anybody and owner not in (os.geteuid(), folder.st_uid):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
 
 def named(error: OSError, name: str) -> OSError:

@@ -3,26 +3,31 @@
 A file is divided into contiguous ranges of blocks, one for each thread. A thread works from
 descriptor to descriptor without the GIL (``_pump``). The calling thread waits, reports progress and
 handles Ctrl-C. A target gets its name when it is complete. If anything fails, no target is left.
+A target that is a pipe or a device is written from its beginning to its end, as by ``open``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from . import layout
 from ._gcm import BlockCipher
 from ._pump import Pump, allocate
 from .atomic import AtomicFile
+from .descriptors import is_stream, open_stream
 from .errors import Ags1Error, TruncatedError
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_unused, claim_key, file_geometry
 from .key_metadata import KeyMetadata
+from .reader import Reader
 from .source import regular_file
 from .threads import run_in_threads, thread_count
+from .writer import Writer
 
 Path: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], object]
@@ -31,6 +36,7 @@ Progress: TypeAlias = Callable[[int, int], object]
 # more than they save. One thread besides the caller's only makes Ctrl-C take effect sooner.
 SMALL_FILE = 4 << 20
 SMALL_FILE_ALONE = 16 << 20
+_CHUNK_SIZE = 1 << 20
 
 _CHANGED = (
     "the file changed while it was read, or the system reports a wrong size for it: encrypt a copy "
@@ -59,6 +65,9 @@ def encrypt_file(
     is called with plaintext bytes, about ten times a second, in the calling thread. If it raises,
     the call ends with that exception.
 
+    If the target is a pipe, a device or an open file of this process (``/dev/fd/N``), it is written
+    as a stream, also without ``overwrite``. If the call fails, its end is as after ``open``.
+
     If the file system supports it, the target's whole size is reserved first, so that a full disk
     is an OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
     shutil.SameFileError, OSError with its filename, and Ags1Error if the source changes meanwhile.
@@ -73,6 +82,12 @@ def encrypt_file(
         size = status.st_size
         geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
         _refuse_same_file(source, status, target)
+        if is_stream(target):
+            how: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
+            with open_stream(target, overwrite=overwrite) as stream, Writer(stream, km, **how) as w:
+                _copy(io.FileIO(fd, closefd=False), w, size, progress)
+                _check_unchanged(source, fd, status)
+            return w.key_metadata
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
             with _name_errors(source, target), Pump(fd, out.fd, durable=durable) as pump:
@@ -83,12 +98,7 @@ def encrypt_file(
                     _transfer(pump, seal, geometry, threads, progress)
                 except TruncatedError:
                     raise Ags1Error(_CHANGED) from None
-            after = os.fstat(fd)
-            # Files in /proc report a size of 0, and have content all the same.
-            if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns) or os.pread(
-                fd, 1, size
-            ):
-                raise Ags1Error(_CHANGED, file=os.fsdecode(source))
+            _check_unchanged(source, fd, status)
     return km.with_file_length(geometry.encrypted_size)
 
 
@@ -108,7 +118,8 @@ def decrypt_file(
     """Decrypt the file ``source`` as ``target``; return the plaintext's size in bytes.
 
     No block is written before its tag is verified. The target gets its name after the last block,
-    and the source's permission bits, less the umask. Arguments as in ``encrypt_file`` and
+    and the source's permission bits, less the umask. A pipe, a device or an open file of this
+    process is written as a stream, block by block. Arguments as in ``encrypt_file`` and
     ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
     FileExistsError, shutil.SameFileError and OSError. There are ten parameters, as in
     ``encrypt_file``.
@@ -120,6 +131,12 @@ def decrypt_file(
             geometry = file_geometry(
                 header, status.st_size, km, block_size, max_block_size, trust_file_size
             )
+        if is_stream(target):
+            how: Any = {"block_size": geometry.block_size, "threads": thread_count(threads)}
+            how |= {"max_block_size": max_block_size, "trust_file_size": trust_file_size}
+            with Reader(source, km, **how) as r, open_stream(target, overwrite=overwrite) as stream:
+                _copy(r, stream, r.plaintext_size, progress)
+            return r.plaintext_size
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
@@ -151,6 +168,25 @@ def verify_file(
         with Pump(fd) as pump:
             _transfer(pump, functools.partial(pump.open, cipher), geometry, threads, progress)
     return geometry.plaintext_size
+
+
+def _check_unchanged(source: Path, fd: int, before: os.stat_result) -> None:
+    after = os.fstat(fd)
+    size = before.st_size
+    # Files in /proc report a size of 0, and have content all the same.
+    if (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns) or os.pread(fd, 1, size):
+        raise Ags1Error(_CHANGED, file=os.fsdecode(source))
+
+
+def _copy(source: Any, target: Any, size: int, progress: Progress | None) -> None:
+    """Copy a file object to another one; ``size`` (bytes) is for ``progress``."""
+    chunk = memoryview(bytearray(_CHUNK_SIZE))
+    done = 0
+    while got := source.readinto(chunk):
+        target.write(chunk[:got])
+        done += got
+        if progress is not None:
+            progress(done, size)
 
 
 def _refuse_same_file(source: Path, status: os.stat_result, target: Path) -> None:

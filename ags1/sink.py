@@ -1,5 +1,6 @@
 """Where encrypted bytes are written: to a caller's file object, or to a path. A path gets its file
-only when the file is complete. Knows nothing of blocks or keys."""
+only when the file is complete. A pipe or a device gets the bytes as they come. Knows nothing of
+blocks or keys."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ import os
 from typing import Any
 
 from .atomic import AtomicFile
+from .descriptors import is_stream, open_stream
 from .filelike import extent, is_io_like
 
 
 class FileSink:
-    """A caller's file object, with the methods of ``AtomicFile``. It is flushed, but not closed."""
+    """A file object, with the methods of ``AtomicFile``. It is flushed, and closed if it is
+    ``owned``."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, *, owned: bool = False) -> None:
         self._file = file
+        self._owned = owned
         self.published = False
         name = getattr(file, "name", None)
         self.name: str | None = name if isinstance(name, str) else None
@@ -51,7 +55,12 @@ class FileSink:
 
     def commit(self) -> None:
         self._flush()
+        self._close()
         self.published = True
+
+    def _close(self) -> None:
+        if self._owned:
+            self._file.close()
 
     def _flush(self) -> None:
         flush = getattr(self._file, "flush", None)
@@ -76,6 +85,8 @@ class FileSink:
                 self._file.truncate(end)
             with contextlib.suppress(Exception):
                 self._file.seek(start)
+        with contextlib.suppress(Exception):
+            self._close()
 
 
 def open_sink(file: Any, *, overwrite: bool, durable: bool) -> AtomicFile | FileSink:
@@ -84,6 +95,9 @@ def open_sink(file: Any, *, overwrite: bool, durable: bool) -> AtomicFile | File
     if isinstance(file, AtomicFile):
         return file
     if isinstance(file, (str, bytes, os.PathLike)):
+        # Without ``overwrite``, a name that exists is refused, as in open()'s mode "x".
+        if overwrite and is_stream(file):
+            return FileSink(open_stream(file, overwrite=True), owned=True)
         return AtomicFile(file, overwrite=overwrite, durable=durable)
     if isinstance(file, io.TextIOBase):
         raise TypeError("a text file was given: open it in binary mode")

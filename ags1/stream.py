@@ -148,7 +148,8 @@ def open(
     encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. The
     ``key_metadata`` of the closed stream opens the file. A path gets the file when ``close``
     succeeds, and not before. ``durable`` syncs it to the disk. Java and iceberg-rust read only the
-    default ``block_size`` of 1 MiB.
+    default ``block_size`` of 1 MiB. A path of a pipe, a device or an open file of this process
+    (``/dev/fd/N``) is opened and written as a file object, unless the mode is ``xb`` or ``xt``.
 
     If a stream is aborted or fails, it gives no key metadata, and its path stays as it was. In a
     seekable file object the first byte written becomes zero, so that nobody takes the rest for a

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import signal
 
+from ..descriptors import write_standard_output_whole
+
 __all__ = ["main"]
 
 
@@ -33,4 +35,5 @@ def main() -> None:
 
     if has_default_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    write_standard_output_whole()
     app()

@@ -81,7 +81,8 @@ class App(Group):
         click handles EOFError (of which TruncatedError is a subclass), KeyboardInterrupt and EPIPE
         in its own way."""
         try:
-            return int(super().invoke(ctx) or Exit.OK)
+            code = int(super().invoke(ctx) or Exit.OK)
+            return Exit.IO if code == Exit.OK and console.LOST_MESSAGE in ctx.meta else code
         except (click.UsageError, click.Abort, click.exceptions.Exit):
             raise
         except ReaderGoneError:

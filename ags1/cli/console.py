@@ -12,15 +12,22 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
+import click
+
+from ..descriptors import STDOUT as STDOUT
+from ..descriptors import open_stream
 from .exits import Exit, ReaderGoneError, one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+# Stands for standard input or output.
+STREAM = "-"
 STDIN = "standard input"
-STDOUT = "standard output"
+# In click's ``Context.meta``: a message could not be written.
+LOST_MESSAGE = "ags1.lost_message"
 
 
 def occupy_descriptors() -> None:
@@ -40,33 +47,41 @@ def binary_input() -> BinaryIO:
 
 
 class BinaryOutput(io.RawIOBase):
-    """Standard output. Writes all of what it is given; raises ReaderGoneError, or OSError."""
+    """Standard output, or the stream of another name. Writes all of what it is given; raises
+    ReaderGoneError, or OSError. It is flushed, but not closed, by its users."""
 
-    name = STDOUT
-
-    def __init__(self) -> None:
-        if sys.stdout is None:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT)
+    def __init__(self, name: str = STREAM, *, overwrite: bool = False) -> None:
+        if name != STREAM:
+            self.name = name
+            self._file: BinaryIO = open_stream(name, overwrite=overwrite)
+            return
+        self.name = STDOUT
+        self._file = _standard_output().buffer
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Buffer, /) -> int:
-        with _named_errors():
-            return sys.stdout.buffer.write(data)
+        with _reader_gone():
+            return self._file.write(data)
 
     def flush(self) -> None:
-        with _named_errors():
-            sys.stdout.buffer.flush()
+        with _reader_gone():
+            self._file.flush()
+
+
+def _standard_output() -> TextIO:
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT)
+    return sys.stdout
 
 
 def print_line(text: str) -> None:
     """Write a line to standard output, at once: a reader may be waiting for it."""
-    if sys.stdout is None:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT)
-    with _named_errors():
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+    out = _standard_output()
+    with _reader_gone():
+        out.write(text + "\n")
+        out.flush()
 
 
 def counted(number: int, name: str) -> str:
@@ -90,14 +105,23 @@ def print_json(facts: Mapping[str, Any]) -> None:
 
 def print_error(text: str) -> None:
     """Write a line with the program's name to standard error."""
-    write_error(f"ags1: {one_line(text)}\n")
+    context = click.get_current_context(silent=True)
+    if not write_error(f"ags1: {one_line(text)}\n") and context is not None:
+        context.meta[LOST_MESSAGE] = True
 
 
-def write_error(text: str) -> None:
-    """Write to standard error. There is nobody to tell when that fails."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+def write_error(text: str) -> bool:
+    """Write to standard error. Return False if that fails, unless it is closed: then nobody waits
+    for it."""
+    try:
         sys.stderr.write(text)
         sys.stderr.flush()
+    except AttributeError:
+        pass
+    except (OSError, ValueError) as error:
+        forget_output(sys.stderr)
+        return isinstance(error, BrokenPipeError)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +175,17 @@ def warnings_as_lines(*, quiet: bool) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def forget_output() -> None:
-    """Let Python's last flush of standard output succeed: the output has failed already."""
+def forget_output(stream: TextIO | None = None) -> None:
+    """Let Python's last flush of standard output, or of ``stream``, succeed: it has failed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, (stream or sys.stdout).fileno())
         os.close(nowhere)
 
 
 @contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
+def _reader_gone() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
         raise ReaderGoneError from None
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, STDOUT) from error

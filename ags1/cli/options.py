@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import click
 
-from .console import Output
+from ..descriptors import own_descriptor
+from .console import STREAM, Output
 from .exits import DeclinedError
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -83,6 +84,18 @@ def flag(*names: str, help: str) -> Decorator:
 Paths: TypeAlias = tuple[str, ...]
 # click does not check whether a path can be read. The command reports that when it reads the path.
 PATH = click.Path(readable=False)
+
+
+def output_path(help: str, metavar: str, default: str | None = None) -> Decorator:
+    """Return the option ``--output``: a path, or ``STREAM`` for any name of standard output."""
+
+    def read(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+        return STREAM if path is not None and own_descriptor(path) == 1 else path
+
+    return click.option(
+        "-o", "--output", type=PATH, default=default, callback=read, metavar=metavar, help=help
+    )
+
 
 force = flag("-f", "--force", help="Overwrite files that exist.")
 no_fsync = flag(

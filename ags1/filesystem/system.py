@@ -27,6 +27,7 @@ from fsspec.utils import isfilelike, other_paths
 from .. import layout
 from ..atomic import AtomicFile, is_temporary
 from ..cpu import usable_cpus
+from ..descriptors import is_stream, open_stream
 from ..errors import (
     KMS_UNUSABLE,
     Ags1Error,
@@ -467,7 +468,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         outfile: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Decrypt a file to a local one, which appears whole or not at all."""
+        """Decrypt a file to a local one, which appears whole or not at all, or to a stream."""
         if outfile is not None or isfilelike(lpath):
             super().get_file(rpath, lpath, callback=callback, outfile=outfile, **kwargs)
             return
@@ -479,7 +480,11 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         with file:
             callback.set_size(file.size)
             os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
-            with AtomicFile(lpath, overwrite=True, durable=False) as out:
+            with (
+                open_stream(lpath, overwrite=True)
+                if is_stream(lpath)
+                else AtomicFile(lpath, overwrite=True, durable=False)
+            ) as out:
                 chunk = memoryview(bytearray(min(file.size, _CHUNK)))
                 while count := file.readinto(chunk):
                     out.write(chunk[:count])

@@ -46,6 +46,7 @@ from typing import NamedTuple
 from .. import private_file
 from .._gcm import process_number
 from ..atomic import publish
+from ..descriptors import is_stream
 from ..errors import KeyMetadataError
 from .sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_sidecar
 
@@ -69,16 +70,19 @@ def publish_pair(
 ) -> None:
     """Give the file ``staged`` and its sidecar their names: steps 2 to 4. With ``takes_orphans``,
     the key is added to a sidecar that has no file; it excludes ``overwrite``. Raises OSError, and
-    KeyMetadataError if the sidecar has no room."""
+    KeyMetadataError if the sidecar has no room. A sidecar that is a stream is written, and the file
+    gets its name: there is nothing to replace or to take back."""
+    is_sent = is_stream(sidecar_file)
     with contextlib.ExitStack() as locks:
         status = os.stat(staged)
-        if overwrite:
+        if overwrite and not is_sent:
             old, first = _replace_sidecar(sidecar_file, sidecar, locks, durable=durable)
         else:
+            takes_orphans = takes_orphans and not is_sent
             old = locks.enter_context(_orphan(sidecar_file)) if takes_orphans else None
             first = with_keys_of(sidecar, old, sidecar_file)
         try:
-            if not overwrite:
+            if not overwrite or is_sent:
                 write_sidecar(sidecar_file, first, overwrite=old is not None, durable=durable)
             publish(staged, target, overwrite=overwrite, durable=durable)
         except BaseException:
@@ -215,7 +219,9 @@ def already_exists(path: str) -> FileExistsError:
 
 
 def present_sidecar(path: str) -> PresentSidecar | None:
-    """Return the sidecar that is there, None if there is none. Raises OSError."""
+    """Return the sidecar that is there, None if there is none, or a stream. Raises OSError."""
+    if is_stream(path):
+        return None
     try:
         data, _ = private_file.read(path, MAX_SIDECAR_SIZE)
     except FileNotFoundError:

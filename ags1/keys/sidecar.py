@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import private_file
+from ..descriptors import is_stream, open_stream
 from ..errors import KeyMetadataError
 from ..key_metadata import KeyMetadata
 from .envelope import (
@@ -155,5 +156,9 @@ def read_sidecar(path: str) -> Sidecar:
 def write_sidecar(
     path: str, sidecar: Sidecar, *, overwrite: bool = False, durable: bool = True
 ) -> None:
-    """Write a sidecar with mode 0600, complete or not at all. Raises OSError."""
+    """Write a sidecar with mode 0600, complete or not at all, or as a stream. Raises OSError."""
+    if is_stream(path):
+        with open_stream(path, overwrite=overwrite) as out:
+            out.write(sidecar.to_bytes())
+        return
     private_file.write(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable)

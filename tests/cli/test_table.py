@@ -321,12 +321,20 @@ def test_files_of_an_older_snapshot() -> None:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "arrow", "parquet"])
-@pytest.mark.parametrize("to_file", [True, False])
-def test_every_format_has_the_rows(home: Path, form: str, to_file: bool) -> None:
-    arguments = ["--format", form, "-q"] + (["-o", "out"] if to_file else [])
-    result = table("scan", TABLES / "stats", *arguments)
+@pytest.mark.parametrize("output", [None, "/dev/stdout", "out", "descriptor"])
+def test_every_format_has_the_rows(home: Path, form: str, output: str | None) -> None:
+    arguments = ["--format", form, "-q"]
+    if output == "descriptor":
+        (home / "out").write_bytes(b"old")
+        with open("out", "ab") as file:
+            result = table("scan", TABLES / "stats", *arguments, "-o", f"/dev/fd/{file.fileno()}")
+    else:
+        result = table("scan", TABLES / "stats", *arguments, *(["-o", output] if output else []))
     assert result.exit_code == 0, result.stderr
-    data = (home / "out").read_bytes() if to_file else result.stdout_bytes
+    data = result.stdout_bytes or (home / "out").read_bytes()
+    if output == "descriptor":
+        old, data = data[:3], data[3:]
+        assert old == b"old"
     if form == "jsonl":
         rows = [json.loads(line) for line in data.splitlines()]
     elif form == "csv":

@@ -153,6 +153,14 @@ def test_an_interrupt_leaves_whole_files_only(
     assert len(found) < len(contents)
 
 
+def test_a_file_is_got_into_an_open_file(tmp_path: Path, fs: Ags1FileSystem) -> None:
+    fs.pipe(CONTENTS)
+    with (tmp_path / "all").open("ab") as file:
+        for path in list(CONTENTS)[:3]:
+            fs.get_file(path, f"/dev/fd/{file.fileno()}")
+    assert (tmp_path / "all").read_bytes() == b"".join(list(CONTENTS.values())[:3])
+
+
 def test_callbacks_count_files_and_bytes(tmp_path: Path, fs: Ags1FileSystem) -> None:
     class Counting(Callback):  # type: ignore[misc]
         def __init__(self) -> None:

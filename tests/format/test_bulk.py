@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import ags1
 from ags1 import KeyMetadata, bulk, layout, private_file
+from ags1.atomic import AtomicFile
 
 MIB = 1 << 20
 threads = pytest.mark.parametrize("threads", [1, 2, 3, None])
@@ -535,22 +536,130 @@ def test_targets_that_cannot_be_made(
     tmp_path: Path, call: tuple[BothCalls, Path, bytes], overwrite: bool
 ) -> None:
     run, source, _ = call
-    folder, fifo, file = tmp_path / "folder", tmp_path / "fifo", tmp_path / "file"
+    folder, file = tmp_path / "folder", tmp_path / "file"
     folder.mkdir()
-    os.mkfifo(fifo)
     file.touch()
     for target, kind in (
         (tmp_path / "no" / "folder", FileNotFoundError),
         (folder, (IsADirectoryError, FileExistsError)),
         (file / "below", NotADirectoryError),
-        (fifo, OSError),
-        (Path("/dev/null"), OSError),
+        (Path("/dev/full"), OSError),
+        (Path("/dev/fd/987654321"), OSError),
     ):
         with nothing_new_in(tmp_path), pytest.raises(kind) as caught:  # type: ignore[arg-type]
             run(source, target, overwrite=overwrite)
         assert caught.value.filename == str(target)
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+STREAMS = ["pipe", "descriptor of a pipe", "descriptor of a file", "link to a descriptor"]
+
+
+@contextlib.contextmanager
+def stream(kind: str, folder: Path) -> Iterator[tuple[Path, list[bytes]]]:
+    """Yield a target that is written as a stream, and a list with what has arrived afterwards. A
+    file had content before, and is open for appending."""
+    arrived: list[bytes] = []
+    path = folder / "stream"
+    if kind == "pipe":
+        os.mkfifo(path)
+        reader = threading.Thread(target=lambda: arrived.append(path.read_bytes()))
+        reader.start()
+        yield path, arrived
+        reader.join()
+        assert stat.S_ISFIFO(path.stat().st_mode)
+    elif kind == "descriptor of a pipe":
+        read, write = os.pipe()
+        # In non-blocking mode, what does not fit has to wait for the reader.
+        os.set_blocking(write, False)
+        with os.fdopen(read, "rb") as file:
+            reader = threading.Thread(target=lambda: arrived.append(file.read()))
+            reader.start()
+            yield Path(f"/dev/fd/{write}"), arrived
+            os.close(write)
+            reader.join()
+    else:
+        path.write_bytes(b"before")
+        with path.open("ab", 0) as file:
+            name = Path(f"/proc/self/fd/{file.fileno()}")
+            if kind == "link to a descriptor":
+                (folder / "link").symlink_to(name)
+                name = folder / "link"
+            yield name, arrived
+        before, after = path.read_bytes()[:6], path.read_bytes()[6:]
+        assert before == b"before"
+        arrived.append(after)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux's names of descriptors")
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_is_written_and_not_replaced(
+    tmp_path: Path, call: tuple[BothCalls, Path, bytes], kind: str
+) -> None:
+    run, source, plaintext = call
+    done: list[int] = []
+    with stream(kind, tmp_path) as (target, arrived):
+        with pytest.raises(OSError):  # noqa: PT011
+            AtomicFile(target, overwrite=True)
+        result = run(source, target, progress=lambda size, total: done.append(size))
+    (data,) = arrived
+    if isinstance(result, KeyMetadata):
+        prefix = result.aad_prefix
+        data = reference.decrypt(data, result.encryption_key, prefix, result.file_length)
+    assert data == plaintext
+    assert done[-1] == len(plaintext)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_gets_nothing_unverified(tmp_path: Path, kind: str) -> None:
+    made = ags1.encrypt(LARGE)
+    source = tmp_path / "source"
+    damaged = bytearray(made.data)
+    damaged[5 * MIB] ^= 1
+    source.write_bytes(damaged)
+    with stream(kind, tmp_path) as (target, arrived), pytest.raises(ags1.AuthenticationError):
+        ags1.decrypt_file(source, target, made.key_metadata)
+    assert LARGE.startswith(arrived[0])
+    assert len(arrived[0]) % MIB == 0
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_an_aborted_stream_cannot_be_taken_for_a_whole_file(tmp_path: Path, kind: str) -> None:
+    km = KeyMetadata.generate()
+    with stream(kind, tmp_path) as (target, arrived):
+        file = ags1.open(target, "wb", km)
+        file.write(LARGE[: 2 * MIB])
+        file.abort()
+    (data,) = arrived
+    with pytest.raises(ags1.Ags1Error):
+        ags1.decrypt(data, km.with_file_length(len(data)))
+
+
+def test_a_source_is_not_appended_to_itself(tmp_path: Path, plain: Path) -> None:
+    with plain.open("ab") as file, pytest.raises(shutil.SameFileError):
+        ags1.encrypt_file(plain, f"/dev/fd/{file.fileno()}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_another_users_pipe_or_link_in_a_shared_folder_is_refused(
+    tmp_path: Path, call: tuple[BothCalls, Path, bytes], kind: str
+) -> None:
+    run, source, _ = call
+    shared, end = tmp_path / "shared", tmp_path / "end"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    end.write_bytes(b"precious")
+    planted = shared / "planted"
+    if kind == "pipe":
+        os.mkfifo(planted)
+    else:
+        planted.symlink_to(end)
+    os.chown(planted, 12345, -1, follow_symlinks=False)
+    reader = os.open(planted, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(PermissionError):
+        run(source, planted, overwrite=True)
+    assert os.read(reader, 100) == (b"" if kind == "pipe" else b"precious")
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import select
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from conftest import python_environment
 from pyiceberg.cli import console
 from pyiceberg.utils.config import Config
 
@@ -87,6 +92,27 @@ def test_the_commands_that_read(table: EncryptedTable, run: Run) -> None:
     assert all(str(snapshot.snapshot_id) in described for snapshot in table.snapshots())
     metadata = json.loads(run("--output", "json", "describe", "db.t"))["metadata"]
     assert metadata["current-snapshot-id"] == table.metadata.current_snapshot_id
+
+
+def test_output_waits_for_its_reader() -> None:
+    script = (
+        "from pyiceberg.cli import console\n"
+        "from ags1.iceberg.pyiceberg.command_line import run_commands\n"
+        "console.run = lambda prog_name: print('x' * 300_000)\n"
+        "run_commands(None, '')"
+    )
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    environment = python_environment() | {"PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=writing, env=environment) as process:
+        # The reader comes when the pipe is full, or the process has ended.
+        while process.poll() is None and select.select([], [writing], [], 0)[1]:
+            time.sleep(0.01)
+        os.close(writing)
+        with open(reading, "rb") as file:
+            assert file.read() == b"x" * 300_000 + b"\n"
+    assert process.returncode == 0
 
 
 def test_the_files_are_those_of_the_encrypted_manifests(table: EncryptedTable, run: Run) -> None:

@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console import BinaryOutput, Output, print_line
+from ..console import STREAM, BinaryOutput, Output, print_line
 from ..exits import Command
 from ..kms.options import KmsOptions, kms, new_key, trusted_keys
-from ..options import PATH, Paths, flag, force, grouped, json_output, no_fsync, output, size
+from ..options import (
+    PATH,
+    Paths,
+    flag,
+    force,
+    grouped,
+    json_output,
+    no_fsync,
+    output,
+    output_path,
+    size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,13 +69,7 @@ class _OpeningOptions:
 
 
 _opening = grouped("given", _OpeningOptions, trusted_keys, kms, _sidecar, _max_block_size, _threads)
-_output = click.option(
-    "-o",
-    "--output",
-    type=PATH,
-    metavar="PATH",
-    help="Write to this file, into this folder, or (-) to standard output.",
-)
+_output = output_path("Write to this file, into this folder, or (-) to standard output.", "PATH")
 
 
 @click.command(cls=Command)
@@ -141,7 +146,7 @@ def encrypt(
     if force and skip_existing:
         raise click.UsageError("--force and --skip-existing exclude each other: give one of them")
     plan = plan_encryption(sources, output, sidecar, again=again, skip_existing=skip_existing)
-    if any(job.target == "-" for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
+    if any(job.target == STREAM for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
         said = "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
         raise click.UsageError(said)
     keychain, master_key_id = encrypting_keychain(kms, key)
@@ -203,8 +208,9 @@ def decrypt(
     folder. The sidecar names the master key; --key says which ones to accept.
 
     A file appears under its name when every block has been verified. '-' reads standard input and
-    needs --sidecar. It writes to standard output, unless -o says otherwise. There each block is
-    written as soon as it is verified: the output is whole only if the exit status is 0.
+    needs --sidecar. It writes to standard output, unless -o says otherwise. There, and in a pipe or
+    a device, each block is written as soon as it is verified: the output is whole only if the exit
+    status is 0.
 
     Examples:
       ags1 decrypt a.avro.ags1               makes a.avro
@@ -327,7 +333,7 @@ def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> i
     from .running import for_each
     from .sources import plan_reading
 
-    if "-" in sources:
+    if STREAM in sources:
         raise click.UsageError("inspect reads files, not standard input: save it to a file")
 
     def work(job: Job, report: Report) -> None:
@@ -373,7 +379,7 @@ def _for_each_opened(
 
 
 def _refuse_json_beside_data(out: Output, sources: Paths, output: str | None) -> None:
-    if out.as_json and (output == "-" or (output is None and "-" in sources)):
+    if out.as_json and (output == STREAM or (output is None and STREAM in sources)):
         said = "--json and the data cannot both go to standard output: give -o FILE"
         raise click.UsageError(said)
 

@@ -16,7 +16,8 @@ If a run fails before step 3, it removes the temporary file. If it is killed, th
 stays, with plaintext in it; nobody can read it who could not read FILE. If it is interrupted in
 step 3, FILE is removed again, unless it has replaced an older file (``--force``).
 
-Standard output cannot be taken back: there, the exit status tells whether the output is complete.
+Standard output, pipes and devices get each verified block at once. That cannot be taken back: the
+exit status tells whether the output is complete.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from ...key_metadata import KeyMetadata
 from ...keys import Keychain
 from ...reader import Reader
 from ...stream import open as open_stream
-from ..console import BinaryOutput, binary_input
-from .sources import STREAM, Job, refuse_other_files
+from ..console import STREAM, BinaryOutput, binary_input
+from .sources import Job, refuse_other_files
 
 _CHUNK_SIZE = 1 << 20
 
@@ -63,8 +64,8 @@ def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite
     """Write the plaintext to the job's target; return its size in bytes."""
     target = job.target
     assert target is not None
-    if target == STREAM:
-        output = BinaryOutput()
+    if job.to_stream:
+        output = BinaryOutput(target, overwrite=overwrite)
         size = copy_out(job, km, how, output.write)
         output.flush()
         return size

@@ -2,8 +2,8 @@
 
 ``ags1.keys.pairs`` has what is on the disk after each step, and what opens it.
 
-Standard output cannot be taken back, and its reader sees the stream end only when we close it. So
-the sidecar is written when all but the last bytes are sent:
+A stream (standard output, a pipe, a device) cannot be taken back, and its reader sees its end only
+when we close it. So the sidecar is written when all but the last bytes are sent:
 
     ==================================  ==================  =====================================
     After this step                     ``--sidecar FILE``  What was sent
@@ -31,6 +31,7 @@ from ... import layout
 from ...atomic import temporary_path
 from ...bulk import encrypt_file
 from ...cpu import usable_cpus
+from ...descriptors import is_stream
 from ...errors import Ags1Error
 from ...key_metadata import KeyMetadata
 from ...keys import Keychain, Sidecar, write_sidecar
@@ -38,8 +39,8 @@ from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.pairs import already_exists, check_link, present_sidecar, publish_pair, take_back
 from ...stream import open as open_stream
 from ...writer import Writer
-from ..console import BinaryOutput, binary_input
-from .sources import STREAM, Job
+from ..console import STREAM, BinaryOutput, binary_input
+from .sources import Job
 
 _CHUNK_SIZE = 1 << 20
 
@@ -61,8 +62,8 @@ class EncryptingOptions:
 def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMetadata, Sidecar]:
     """Do ``job``; return the key metadata and the sidecar, which hold the sizes and the key ids."""
     assert job.target is not None
-    if job.target == STREAM:
-        return _encrypt_to_output(job, keychain, how)
+    if job.to_stream:
+        return _encrypt_to_output(job.target, job, keychain, how)
     # A link is followed, as open() does; the temporary file belongs beside what it points to.
     target = os.path.realpath(job.target)
     _check_targets(job, overwrite=how.overwrite, takes_orphans=how.takes_orphans)
@@ -116,17 +117,18 @@ def _encrypt_pipe(job: Job, staged: str, how: EncryptingOptions) -> KeyMetadata:
 
 
 def _encrypt_to_output(
-    job: Job, keychain: Keychain, how: EncryptingOptions
+    target: str, job: Job, keychain: Keychain, how: EncryptingOptions
 ) -> tuple[KeyMetadata, Sidecar]:
-    """Encrypt to standard output. The sidecar is written before the stream's last bytes, so that
-    whoever stores the output never has a whole file without its key."""
-    if not how.overwrite and os.path.lexists(job.sidecar):
+    """Encrypt to standard output or another stream. The sidecar is written before the stream's last
+    bytes, so that whoever stores the output never has a whole file without its key."""
+    if not how.overwrite and os.path.lexists(job.sidecar) and not is_stream(job.sidecar):
         raise already_exists(job.sidecar)
     old = present_sidecar(job.sidecar)
     km = KeyMetadata.generate(FILE_KEY_SIZE)
     threads = how.threads or usable_cpus()
     with _pipe_source(job) as chunks:
-        writer = open_stream(BinaryOutput(), "wb", km, block_size=how.block_size, threads=threads)
+        output = BinaryOutput(target, overwrite=how.overwrite)
+        writer = open_stream(output, "wb", km, block_size=how.block_size, threads=threads)
         # If anything fails, leaving the context makes the stream unreadable.
         with writer:
             held_back = b""
@@ -188,6 +190,8 @@ def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
         check_link(job.target, job.sidecar)
     may_be_there = job.sidecar if takes_orphans and not os.path.lexists(job.target) else None
     for path in (job.target, job.sidecar):
+        if is_stream(path):
+            continue
         try:
             status = os.stat(path)
         except FileNotFoundError:
@@ -203,8 +207,6 @@ def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
             continue
         if not overwrite:
             raise already_exists(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", path)
         if path == job.sidecar:
             present_sidecar(path)
         if not job.is_pipe and os.path.samefile(job.source, path):

@@ -14,15 +14,14 @@ import click
 
 from ... import layout
 from ...atomic import is_temporary
+from ...descriptors import is_stream
 from ...errors import FormatError
 from ...keys.sidecar import SUFFIX as SIDECAR_SUFFIX
 from ...keys.sidecar import sidecar_beside
-from ..console import STDIN
+from ..console import STDIN, STREAM
 from ..options import Paths
 
 SUFFIX = ".ags1"
-# Stands for standard input or output.
-STREAM = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,11 @@ class Job:
     def source_name(self) -> str:
         """What to call the source in messages."""
         return STDIN if self.source == STREAM else self.source
+
+    @property
+    def to_stream(self) -> bool:
+        """Whether the target is written as a stream."""
+        return _is_stream(self.target)
 
 
 @dataclass(slots=True)
@@ -82,8 +86,8 @@ def plan_encryption(
     as done, and so does a source whose target and sidecar exist."""
     if output is None and sources == (STREAM,):
         output = STREAM
-    if output == STREAM and sidecar is None:
-        said = "to encrypt to standard output, say with --sidecar FILE where the keys go"
+    if _is_stream(output) and sidecar is None:
+        said = "to encrypt to standard output or a pipe, say with --sidecar FILE where the keys go"
         raise click.UsageError(said)
     plan = Plan()
     for file in _find(sources, plan, _is_encrypted_or_sidecar, "is encrypted already"):
@@ -113,7 +117,7 @@ def plan_encryption(
 
 def has_results(job: Job) -> bool:
     """Whether a job's target and its sidecar are there."""
-    if job.target in (None, STREAM):
+    if job.target is None or job.to_stream:
         return False
     return os.path.isfile(job.target) and os.path.isfile(job.sidecar)
 
@@ -154,7 +158,7 @@ def plan_rewrapping(sources: Paths) -> Plan:
     plan = Plan()
     kind = f"{SUFFIX}{SIDECAR_SUFFIX} file"
     for file in _find(sources, plan, _is_no_sidecar, kind=kind):
-        if file.is_pipe:
+        if _is_stream(file.path):
             raise click.UsageError(f"{file.path} is not a regular file: name a sidecar or a folder")
         if _is_no_sidecar(file.path) and _is_encrypted_or_sidecar(file.path):
             beside = sidecar_beside(file.path)
@@ -260,12 +264,16 @@ def _target(
         folder, name = os.path.split(file.path)
         return os.path.join(folder, renamed(name)), False
     into_folder = sources != (file.path,) or output.endswith("/") or os.path.isdir(output)
-    if output == STREAM or not into_folder:
+    if _is_stream(output) or not into_folder:
         return output, False
     if file.is_pipe:
         said = f"{output} is a folder, and this input has no name: give the output a file's name"
         raise click.UsageError(said)
     return os.path.join(output, renamed(file.relative_path)), True
+
+
+def _is_stream(output: str | None) -> bool:
+    return output is not None and (output == STREAM or is_stream(output))
 
 
 def _without_suffix(name: str) -> str:
@@ -308,8 +316,8 @@ def _is_no_sidecar(path: str) -> bool:
 def _check(plan: Plan, sources: Paths, output: str | None, sidecar: str | None) -> None:
     """Raise UsageError when two of the files of a plan would be one."""
     if len(plan.jobs) > 1 or (plan.jobs and plan.jobs[0].source not in sources):
-        if output == STREAM:
-            said = "only one file can be written to standard output: give -o FOLDER"
+        if _is_stream(output):
+            said = "only one file can be written to standard output or a pipe: give -o FOLDER"
             raise click.UsageError(said)
         if sidecar is not None:
             raise click.UsageError("--sidecar is for one file, and there are several: leave it out")

@@ -12,9 +12,10 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from ...atomic import AtomicFile
-from ..console import BinaryOutput, Output, print_json, print_line
+from ...descriptors import is_stream
+from ..console import STREAM, BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
-from ..options import PATH, flag, force, grouped, json_output, output, quiet
+from ..options import flag, force, grouped, json_output, output, output_path, quiet
 from . import erasing, maintenance, options, verifying, writing
 from .creating import create
 from .doctoring import doctor
@@ -45,10 +46,10 @@ _OUTPUT_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class RowsTarget:
-    """Where rows are written, and in which format."""
+    """Where rows are written, and in which format. ``output`` may be ``STREAM``."""
 
     format_: str | None
-    output: str | None
+    output: str
     force: bool
 
     def chosen_format(self) -> str:
@@ -56,7 +57,7 @@ class RowsTarget:
         from .rows import BINARY
 
         format_ = self.format_ or _format_of(self.output)
-        if self.output is None and format_ in BINARY and sys.stdout and sys.stdout.isatty():
+        if self.output == STREAM and format_ in BINARY and sys.stdout and sys.stdout.isatty():
             raise click.UsageError(
                 f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
             )
@@ -67,10 +68,10 @@ class RowsTarget:
         from .rows import WRITERS
 
         write = WRITERS[self.chosen_format()]
-        if self.output is None:
-            stdout = cast("IO[bytes]", BinaryOutput())
-            write(reader, stdout)
-            stdout.flush()
+        if self.output == STREAM or is_stream(self.output):
+            stream = cast("IO[bytes]", BinaryOutput(self.output, overwrite=self.force))
+            write(reader, stream)
+            stream.flush()
             return
         with (
             AtomicFile(self.output, overwrite=self.force) as target,
@@ -99,12 +100,11 @@ _written = grouped(
         type=click.Choice(["table", "jsonl", "csv", "arrow", "parquet"]),
         help="[default: by the end of the output's name, or table]",
     ),
-    click.option(
-        "-o",
-        "--output",
-        type=PATH,
-        metavar="FILE",
-        help="Write to this file, unencrypted. It appears when it is complete.",
+    output_path(
+        "Write to this file, unencrypted, which appears when it is complete, or (-) to standard "
+        "output.",
+        "FILE",
+        default=STREAM,
     ),
     force,
 )
@@ -353,9 +353,9 @@ def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapsh
     return chosen
 
 
-def _format_of(output: str | None) -> str:
+def _format_of(output: str) -> str:
     """Return the format that a file's name ends in. Raises click.UsageError for an unknown end."""
-    suffix = os.path.splitext(output or "")[1].lower()
+    suffix = os.path.splitext(output)[1].lower()
     if suffix not in _OUTPUT_FORMATS:
         raise click.UsageError(f"{output}: its name does not tell the format: give --format")
     return _OUTPUT_FORMATS[suffix]

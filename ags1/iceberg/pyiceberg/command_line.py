@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...descriptors import write_standard_output_whole
+
 
 def run_commands(load_catalog: Callable[..., Any], program: str) -> None:
     """Run PyIceberg's command line with the arguments of this process, and end the process.
@@ -14,4 +16,5 @@ def run_commands(load_catalog: Callable[..., Any], program: str) -> None:
     from pyiceberg.cli import console
 
     console.load_catalog = load_catalog  # type: ignore[attr-defined]
+    write_standard_output_whole()
     console.run(prog_name=program)
