@@ -101,10 +101,6 @@ class KmsUnwrapError(KmsError):
     """The wrapped key cannot be unwrapped: another master key wrapped it, or it was changed."""
 
 
-# If the KMS raises one of these under one master key, another one may still unwrap the key.
-NOT_UNWRAPPED = (KmsUnwrapError, KmsKeyNotFoundError, KmsKeyDisabledError, KmsAccessDeniedError)
-
-
 class MetadataIntegrityError(Ags1Error, ValueError):
     """A table's metadata is not what a trusted source says, or its parts contradict each other."""
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ..errors import (
-    NOT_UNWRAPPED,
     Ags1Error,
     AuthenticationError,
     KeyMetadataError,
     KmsAccessDeniedError,
+    KmsConfigurationError,
     KmsError,
+    KmsUnavailableError,
 )
 from ..key_metadata import KeyMetadata
 from ..kms.client import KmsClient, accepts_foreign_keys
@@ -137,11 +138,13 @@ def unwrap_trusted(
     for key_id in key_ids:
         try:
             return keks.unwrap(entry, key_id)
-        except NOT_UNWRAPPED as error:
+        except (KmsUnavailableError, KmsConfigurationError):
+            raise
+        except KmsError as error:
             failures.append(error)
     if failures and all(isinstance(error, KmsAccessDeniedError) for error in failures):
         raise failures[0]
-    check_trust(entry, trusted_key_ids)
+    check_trust(entry, trusted_key_ids)  # raises, unless the named key is one of those that failed
     if len(failures) == 1:
         raise failures[0]
     others = ", ".join(map(repr, key_ids[1:]))

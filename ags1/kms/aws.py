@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import (
-    NOT_UNWRAPPED,
     KmsAccessDeniedError,
     KmsConfigurationError,
     KmsError,
@@ -82,6 +81,8 @@ _UNRECOGNIZED = frozenset(
     "SignatureDoesNotMatch UnrecognizedClientException".split()
 )
 _NOT_UNWRAPPED = frozenset(("InvalidCiphertextException", "IncorrectKeyException"))
+# What says that one key does not unwrap, and nothing about another key.
+_NEXT_KEY = (KmsUnwrapError, KmsAccessDeniedError, KmsKeyNotFoundError, KmsKeyDisabledError)
 # Our messages quote the service's message only for these codes. Other messages may have secrets:
 # ValidationException quotes parameters, and the message about a wrong signature quotes the request
 # with its session token.
@@ -196,9 +197,9 @@ class AwsKms(SdkClient[Any]):
         former = self._former_keys.get(key_id, ())
         try:
             return self._bytes(self._ask("decrypt", key_id, request), "Plaintext")
-        except NOT_UNWRAPPED:
+        except _NEXT_KEY:
             for other in former:
-                with contextlib.suppress(*NOT_UNWRAPPED):
+                with contextlib.suppress(*_NEXT_KEY):
                     return self._bytes(self._ask("decrypt", other, request), "Plaintext")
             raise
 

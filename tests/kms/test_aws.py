@@ -40,7 +40,7 @@ from ags1.errors import (  # noqa: E402
     KmsUnwrapError,
 )
 from ags1.keys import KeyEncryptionKey  # noqa: E402
-from ags1.kms import KmsClient, Rewrapper, from_properties  # noqa: E402
+from ags1.kms import KmsClient, from_properties  # noqa: E402
 from ags1.kms.aws import AwsKms  # noqa: E402
 from ags1.kms.endpoints import InsecureEndpointWarning  # noqa: E402
 
@@ -183,16 +183,6 @@ def test_a_key_encryption_key_goes_round(kms: AwsKms, key_id: str) -> None:
     kek = KeyEncryptionKey.generate(kms, key_id, key_size=16)
     again = KeyEncryptionKey.unwrap(kms, kek.entry)
     assert again._key == kek._key
-
-
-def test_kms_rewraps_without_giving_the_key(kms: AwsKms, plain: Any, key_id: str) -> None:
-    assert isinstance(kms, Rewrapper)
-    wrapped = kms.wrap_key(KEY, key_id)
-    rewrapped = kms.rewrap_key(wrapped, key_id)
-    assert rewrapped != wrapped
-    assert plain.decrypt(CiphertextBlob=rewrapped)["Plaintext"] == KEY
-    with pytest.raises(KmsUnwrapError):
-        kms.rewrap_key(b"not wrapped", key_id)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +451,6 @@ def errors_of_every_call(faults: Faults) -> Iterator[KmsError]:
         lambda: kms.wrap_key(KEY, KEY_ID),
         lambda: kms.unwrap_key(b"wrapped", KEY_ID),
         lambda: kms.generate_key(KEY_ID, 16),
-        lambda: kms.rewrap_key(b"wrapped", KEY_ID),
     ):
         with pytest.raises(KmsError) as caught:
             call()
@@ -488,16 +477,21 @@ def test_what_kms_says_may_be_left_out(faults: Faults, code: str, error: type[Km
         assert f"({code})" in str(raised)
 
 
-@pytest.mark.parametrize(
-    "code", ["InvalidCiphertextException", "IncorrectKeyException", "ValidationException"]
-)
+@pytest.mark.parametrize("code", ["InvalidCiphertextException", "IncorrectKeyException"])
 def test_what_does_not_unwrap_is_named_so(faults: Faults, code: str) -> None:
     faults.script = [refusal(code)]
     with pytest.raises(KmsUnwrapError, match=f"{KEY_ID}.*{code}"):
         faults.kms().unwrap_key(b"wrapped", KEY_ID)
-    with pytest.raises(KmsUnwrapError, match=code):
-        faults.kms().rewrap_key(b"wrapped", KEY_ID)
-    assert len(faults.requests) == 2
+    assert len(faults.requests) == 1
+
+
+def test_a_request_that_kms_cannot_read_says_nothing_about_the_wrapped_key(faults: Faults) -> None:
+    what = "failed to satisfy constraint: Member must have length less than or equal to 2048"
+    for place, error in (("keyId", KmsKeyNotFoundError), ("encryptionAlgorithm", KmsError)):
+        faults.script = [refusal("ValidationException", f"Value 'x' at '{place}' {what}")]
+        with pytest.raises(error, match="ValidationException") as caught:
+            faults.kms().unwrap_key(b"wrapped", "alias/a b")
+        assert type(caught.value) is error
 
 
 def test_what_kms_quotes_of_the_request_is_not_repeated(faults: Faults) -> None:
@@ -934,7 +928,6 @@ def test_no_key_and_no_token_is_logged(log: Log, faults: Faults, answer: str) ->
         lambda: kms.wrap_key(KEY, KEY_ID),
         lambda: kms.unwrap_key(b"wrapped", KEY_ID),
         lambda: kms.generate_key(KEY_ID, 16),
-        lambda: kms.rewrap_key(b"wrapped", KEY_ID),
     ):
         try:
             call()

@@ -241,14 +241,13 @@ class TestVersions:
             kms.unwrap_key(wrapped, "main")
         assert caught.value.__context__ is None
 
-    def test_not_all_of_a_hundred_versions_are_tried(
-        self, kms: AzureKms, server: AzureServer
-    ) -> None:
+    def test_all_versions_are_tried_and_counted(self, kms: AzureKms, server: AzureServer) -> None:
+        wrapped = kms.wrap_key(KEY, "main")
         for _ in range(30):
             server.add_version("main")
-        with pytest.raises(KmsUnwrapError):
+        assert kms.unwrap_key(wrapped, "main") == KEY
+        with pytest.raises(KmsUnwrapError, match="31 enabled versions was tried"):
             kms.unwrap_key(bytes(256), "main")
-        assert sum(call.endswith("unwrapkey") for call in server.calls()) == 21
 
     def test_trouble_while_looking_is_not_a_wrong_key(
         self, kms: AzureKms, server: AzureServer

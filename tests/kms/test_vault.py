@@ -41,7 +41,7 @@ from ags1.errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from ags1.kms import Rewrapper, from_properties
+from ags1.kms import from_properties
 
 pytest.importorskip("requests")
 
@@ -175,8 +175,7 @@ class TestARealVault:
         old = kms.wrap_key(KEY, new_key)
         vault.request("POST", f"transit/keys/{new_key}/rotate", {})
         assert kms.unwrap_key(old, new_key) == KEY
-        assert isinstance(kms, Rewrapper)
-        new = kms.rewrap_key(old, new_key)
+        new = kms.wrap_key(kms.unwrap_key(old, new_key), new_key)
         assert (old[:9], new[:9]) == (b"vault:v1:", b"vault:v2:")
         assert kms.wrap_key(KEY, new_key).startswith(b"vault:v2:")
         assert kms.unwrap_key(new, new_key) == KEY
@@ -185,11 +184,10 @@ class TestARealVault:
         kms = client(vault)
         old = kms.wrap_key(KEY, new_key)
         vault.request("POST", f"transit/keys/{new_key}/rotate", {})
-        new = kms.rewrap_key(old, new_key)
+        new = kms.wrap_key(KEY, new_key)
         vault.request("POST", f"transit/keys/{new_key}/config", {"min_decryption_version": 2})
-        for call in (kms.unwrap_key, kms.rewrap_key):
-            with pytest.raises(KmsKeyDisabledError, match="min_decryption_version"):
-                call(old, new_key)
+        with pytest.raises(KmsKeyDisabledError, match="min_decryption_version"):
+            kms.unwrap_key(old, new_key)
         assert kms.unwrap_key(new, new_key) == KEY
 
     def test_a_deleted_key_is_not_found_nor_made_again(
@@ -201,7 +199,6 @@ class TestARealVault:
         vault.request("DELETE", f"transit/keys/{new_key}")
         for call in (
             lambda: kms.unwrap_key(wrapped, new_key),
-            lambda: kms.rewrap_key(wrapped, new_key),
             lambda: kms.wrap_key(KEY, new_key),
             lambda: kms.generate_key(new_key, 16),
         ):
@@ -212,7 +209,7 @@ class TestARealVault:
     def test_an_rsa_key_only_unwraps(self, vault: VaultServer, readable: bool) -> None:
         vault.request("POST", "transit/keys/rsa", {"type": "rsa-2048"})
         may = {"capabilities": ["update"]}
-        paths = {f"transit/{action}/rsa": may for action in ("encrypt", "decrypt", "rewrap")}
+        paths = {f"transit/{action}/rsa": may for action in ("encrypt", "decrypt")}
         policy(vault, "blind", {**paths, "transit/datakey/plaintext/rsa": may})
         token = vault.request("POST", "auth/token/create", {"policies": ["blind"]})
         blind = client(vault, token=token["auth"]["client_token"])
@@ -223,7 +220,6 @@ class TestARealVault:
         for call in (
             lambda: kms.wrap_key(KEY, "rsa"),
             lambda: kms.generate_key("rsa", 16),
-            lambda: kms.rewrap_key(wrapped, "rsa"),
         ):
             with pytest.raises(KmsConfigurationError, match="RSA key"):
                 call()
@@ -736,7 +732,6 @@ def test_answers_of_another_form(body: Any, status: int) -> None:
         for call in (
             lambda: kms.wrap_key(KEY, "orders"),
             lambda: kms.generate_key("orders", 16),
-            lambda: kms.rewrap_key(WRAPPED, "orders"),
         ):
             with pytest.raises(KmsError, match="as Vault does") as caught:
                 call()
@@ -936,7 +931,6 @@ def test_a_name_that_no_key_can_have_is_not_asked_for(key_id: str) -> None:
         for call in (
             lambda: kms.wrap_key(KEY, key_id),
             lambda: kms.unwrap_key(WRAPPED, key_id),
-            lambda: kms.rewrap_key(WRAPPED, key_id),
             lambda: kms.generate_key(key_id, 16),
         ):
             with pytest.raises(KmsKeyNotFoundError):
@@ -953,9 +947,8 @@ def test_a_name_that_no_key_can_have_is_not_asked_for(key_id: str) -> None:
 )
 def test_what_vault_never_wrapped_is_not_sent(wrapped: bytes) -> None:
     with FaultyServer(lambda _: OPENED) as server:
-        for call in (client_of(server).unwrap_key, client_of(server).rewrap_key):
-            with pytest.raises(KmsUnwrapError):
-                call(wrapped, "orders")
+        with pytest.raises(KmsUnwrapError):
+            client_of(server).unwrap_key(wrapped, "orders")
         assert server.requests == []
 
 
