@@ -25,6 +25,7 @@ from ..errors import (
     AuthenticationError,
     KeyMetadataError,
     KeyReuseError,
+    KmsAccessDeniedError,
     KmsError,
     KmsUnwrapError,
 )
@@ -144,7 +145,8 @@ class KeyEncryptionKey(Secret):
         cls, kms: KmsClient, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
     ) -> KeyEncryptionKey:
         """Make a KEK of ``key_size`` bytes under the master key; one KMS call. The KMS makes the
-        key if it can. Otherwise it is random bytes from the kernel. Raises KmsError."""
+        key if it can and the caller may have it do so. Otherwise it is random bytes from the
+        kernel, which the KMS wraps. Raises KmsError."""
         made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         properties = {KEY_TIMESTAMP: str(now_ms), **_own_name(kms, master_key_id)}
@@ -236,7 +238,8 @@ class KeyEncryptionKey(Secret):
 
 def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKey:
     if kms.supports_key_generation:
-        with contextlib.suppress(NotImplementedError):  # not of this size
+        # It makes none of this size, or the caller may wrap keys and not have them made.
+        with contextlib.suppress(NotImplementedError, KmsAccessDeniedError):
             made = kms.generate_key(master_key_id, key_size)
             key_made = _bytes(made.key)
             wrapped_key = _wrapped(made.wrapped_key, key_made)

@@ -46,7 +46,7 @@ _UUID = re.compile(r"(mrk-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-
 _KEY_ARN = re.compile(r"arn:[a-z0-9-]+:kms:[a-z0-9-]+:\d{12}:key/[\w-]{1,64}", re.ASCII)
 # The replicas of a multi-Region key have the same ID, account and key material.
 _MULTI_REGION_ARN = re.compile(
-    r"(arn:[a-z0-9-]+:kms:)[a-z0-9-]+(:\d{12}:key/mrk-[0-9a-f]{32})", re.ASCII
+    r"(arn:[a-z0-9-]+:kms:)[a-z0-9-]+(:\d{12}:key/mrk-[0-9a-f-]{32,36})", re.ASCII
 )
 _ROLE_ARN = re.compile(r"arn:[a-z0-9-]+:iam::\d{12}:role/\S{1,512}")
 _SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}", re.ASCII)
@@ -286,8 +286,10 @@ class AwsKms(SdkClient[Any]):
         def ask(client: Any) -> dict[str, Any]:
             working = _working.set(True)
             try:
-                here = _MULTI_REGION_ARN.sub(rf"\g<1>{client.meta.region_name}\g<2>", key_id)
-                answer: dict[str, Any] = getattr(client, operation)(KeyId=here, **request)
+                name = key_id
+                if arn := _MULTI_REGION_ARN.fullmatch(key_id):
+                    name = f"{arn[1]}{client.meta.region_name}{arn[2]}"
+                answer: dict[str, Any] = getattr(client, operation)(KeyId=name, **request)
                 return answer
             finally:
                 _working.reset(working)
