@@ -459,6 +459,25 @@ class TestCredentials:
         restored = pickle.loads(pickle.dumps(client))
         assert restored.unwrap_key(restored.wrap_key(KEY, "main"), "main") == KEY
 
+    def test_an_identity_is_looked_up_again_after_a_refusal(
+        self, server: AzureServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{server.url}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", IDENTITY_HEADER)
+        client = AzureKms({"azure.keyvault.url": server.url})
+        wrapped = client.wrap_key(KEY, "main")
+        server.token = "another.token"
+        assert client.unwrap_key(wrapped, "main") == KEY
+        server.forbidden.add("unwrapKey")
+        fixed = AzureKms(properties_for(server, **{"kms.azure.token": server.token}))
+        for kms, count in ((client, 2), (fixed, 1)):
+            server.requests.clear()
+            with pytest.raises(KmsAccessDeniedError):
+                kms.unwrap_key(wrapped, "main")
+            asked = [call for call in server.calls() if call.endswith("unwrapkey")]
+            assert len(asked) == count
+
     def test_a_token_is_neither_shown_nor_pickled(self, kms: AzureKms) -> None:
         kms.wrap_key(KEY, "main")
         assert TOKEN not in repr(kms) + str(kms) + repr(vars(kms))
