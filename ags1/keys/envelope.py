@@ -37,7 +37,8 @@ KEY_TIMESTAMP = "KEY_TIMESTAMP"
 # The spelling in the text proposed for the specification; Java writes the one above.
 KEY_TIMESTAMP_PROPOSED = "key-timestamp"
 # A property of ours: the master key's own name, if the entry names an alias. It is a hint for
-# people and is never used to unwrap, because whoever can write the entry can write it.
+# people and is never used to unwrap, because whoever can write the entry can write it. Java prints
+# it before KEY_TIMESTAMP, and the Hive catalog's hash is that of Java's text.
 MASTER_KEY = "ags1.master-key"
 _KEY_ID_SIZE = 16
 _FIELDS = frozenset({"key-id", "encrypted-key-metadata", "encrypted-by-id", "properties"})
@@ -149,7 +150,7 @@ class KeyEncryptionKey(Secret):
         kernel, which the KMS wraps. Raises KmsError."""
         made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        properties = {KEY_TIMESTAMP: str(now_ms), **_own_name(kms, master_key_id)}
+        properties = {**_own_name(kms, master_key_id), KEY_TIMESTAMP: str(now_ms)}
         entry = EncryptedKey(new_key_id(), made.wrapped_key, master_key_id, properties)
         return cls(entry, made.key, made_here=True)
 
@@ -227,7 +228,7 @@ class KeyEncryptionKey(Secret):
         # Java reads this spelling only.
         kept = {name: text for name, text in entry.properties.items() if name != MASTER_KEY}
         timestamp = {KEY_TIMESTAMP: self._aad.decode()}
-        properties = {**kept, **timestamp, **_own_name(kms, master_key_id)}
+        properties = {**_own_name(kms, master_key_id), **kept, **timestamp}
         unknown = entry.unknown
         rewrapped = EncryptedKey(entry.key_id, wrapped_key, master_key_id, properties, unknown)
         return KeyEncryptionKey(rewrapped, self._key, made_here=self.made_here)
@@ -291,7 +292,7 @@ def new_key_id() -> str:
 
 
 def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
-    """Parse an ``encryption-keys`` list; as in Java, None (JSON's null) is no list. Raises
+    """Parse an ``encryption-keys`` list. None, which is JSON's null, stands for no list. Raises
     KeyMetadataError, also if an ID occurs twice."""
     if entries is None:
         return ()

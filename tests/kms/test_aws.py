@@ -531,6 +531,7 @@ def test_what_an_alias_stands_for_is_noted_beside_it(faults: Faults) -> None:
     kms = faults.kms()
     kek = KeyEncryptionKey.generate(kms, "alias/a", key_size=16)
     assert kek.entry.encrypted_by_id == "alias/a"
+    assert list(kek.entry.properties) == ["ags1.master-key", "KEY_TIMESTAMP"]  # Java's order
     assert kek.entry.properties["ags1.master-key"] == KEY_ARN
     # It does not unwrap with the key that an entry merely says.
     faults.by_operation["Decrypt"] = opens_only(KEY_ARN)

@@ -843,6 +843,30 @@ def test_damage_under_the_seal_is_refused_without_quoting_it(protected: Path, te
     assert b"c2VjcmV0" not in everything_said(caught.value)
 
 
+def test_a_service_goes_on_when_the_passphrase_file_follows_the_keyring(
+    protected: Path, tmp_path: Path, derivations: list[int]
+) -> None:
+    file = tmp_path / "passphrase"
+    file.touch(0o600)
+    file.write_bytes(PASSPHRASE)
+    kms = LocalKms(str(protected), str(file))
+    wrapped = kms.wrap_key(KEY, "default")
+    set_passphrase(str(protected), b"new", PASSPHRASE)
+    derivations.clear()
+    for _ in range(3):
+        with pytest.raises(KmsAccessDeniedError, match="does not open"):
+            kms.wrap_key(KEY, "default")
+    assert len(derivations) == 1  # it takes a third of a second, for the same result
+    file.write_bytes(b"new")
+    assert kms.unwrap_key(kms.wrap_key(KEY, "default"), "default") == KEY
+    assert kms.unwrap_key(wrapped, "default") == KEY
+    # The key that opened the keyring stays, whatever the file says later.
+    file.write_bytes(b"another one")
+    protected.touch()
+    assert kms.wrap_key(KEY, "default")
+    assert len(derivations) == 2
+
+
 def test_a_passphrase_is_changed_and_removed(protected: Path) -> None:
     path = str(protected)
     wrapped = LocalKms(path, passphrase=PASSPHRASE).wrap_key(KEY, "default")

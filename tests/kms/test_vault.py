@@ -41,6 +41,7 @@ from ags1.errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ags1.keys import KeyEncryptionKey
 from ags1.kms import from_properties
 
 pytest.importorskip("requests")
@@ -405,6 +406,52 @@ class TestLogins:
         with pytest.raises(KmsAccessDeniedError):
             kms.generate_key("orders", 16)
         assert kms._connection.get().token == first
+
+    def test_two_rights_and_one_login_are_enough(self, vault: VaultServer, new_key: str) -> None:
+        """The role may neither read the key nor look its token up, and its secret id is for one
+        login."""
+        may = {"capabilities": ["update"]}
+        actions = ("encrypt", "decrypt")
+        policy(vault, "least", {f"transit/{action}/{new_key}": may for action in actions})
+        options = {"token_policies": ["least"], "token_no_default_policy": True}
+        kms = client(vault, **self.role(vault, name="least", secret_id_num_uses=1, **options))
+        kek = KeyEncryptionKey.generate(kms, new_key, key_size=32)
+        for _ in range(3):
+            assert kms.unwrap_key(kms.wrap_key(KEY, new_key), new_key) == KEY
+        vault.request("POST", f"transit/keys/{new_key}/rotate", {})
+        rewrapped = kek.rewrap(kms, new_key).entry.encrypted_key_metadata
+        assert rewrapped.startswith(b"vault:v2:")
+        # The refusal is told, and not that another login failed.
+        with pytest.raises(KmsAccessDeniedError, match=r"unwrap a key with 'other'.*policy"):
+            kms.unwrap_key(rewrapped, "other")
+
+    @pytest.mark.parametrize(
+        ("actions", "may"),
+        [
+            (("encrypt",), "make wrap"),
+            (("datakey/plaintext",), "make"),
+            (("decrypt",), "unwrap"),
+            (("rewrap",), ""),
+        ],
+    )
+    def test_what_each_right_is_for(
+        self, vault: VaultServer, actions: tuple[str, ...], may: str
+    ) -> None:
+        wrapped = client(vault).wrap_key(KEY, "orders")
+        update = {"capabilities": ["update"]}
+        policy(vault, "one", {f"transit/{action}/orders": update for action in actions})
+        token = vault.request("POST", "auth/token/create", {"policies": ["one"]})
+        kms = client(vault, token=token["auth"]["client_token"])
+        for name, work in {
+            "make": lambda: KeyEncryptionKey.generate(kms, "orders", key_size=16),
+            "wrap": lambda: kms.wrap_key(KEY, "orders"),
+            "unwrap": lambda: kms.unwrap_key(wrapped, "orders"),
+        }.items():
+            if name in may.split():
+                work()
+            else:
+                with pytest.raises(KmsAccessDeniedError):
+                    work()
 
     @pytest.mark.parametrize("wrong", ["role_id", "secret_id"])
     def test_a_wrong_approle_is_refused(self, vault: VaultServer, wrong: str) -> None:

@@ -685,8 +685,8 @@ faults(
         "what the KMS wrapped is not unwrapped before the old key goes",
     ),
     (
-        "        properties = {**kept, **timestamp, ",
-        "        properties = {**timestamp, ",
+        "_own_name(kms, master_key_id), **kept, **timestamp}",
+        "_own_name(kms, master_key_id), **timestamp}",
         "wrapping anew drops unknown properties",
     ),
     (
