@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -675,6 +676,46 @@ class TestRotate:
         with pytest.raises(KeyMetadataError, match="not among"):
             orphan.rotate()
         assert orphan.encryption_keys == manager.encryption_keys[1:]
+
+
+class TestWhatDoesNotOpen:
+    @pytest.mark.parametrize("says", ["keyA", "keyB"])
+    @pytest.mark.parametrize("change", ["rotate", "rewrap"])
+    def test_a_foreign_kek_stays_as_it_is_if_nothing_needs_it(
+        self, kms: Watched, caplog: pytest.LogCaptureFixture, change: str, says: str
+    ) -> None:
+        foreign = replace(kek_entry(0, by="keyB"), encrypted_by_id=says)
+        kek = KeyEncryptionKey.unwrap(memory_kms(), foreign, "keyB")
+        strays = [kek.wrap_key_metadata(km_of()) for _ in range(3)]
+        manager = EncryptionManager(kms, "keyA")
+        files = added(manager, 2)
+        keys = [*manager.encryption_keys, foreign, *strays]
+        ours = EncryptionManager(kms, "keyA", keys, clock_ms=at(NOW))
+        for needed in (None, {*files, strays[0].key_id, foreign.key_id}):
+            with pytest.raises(KmsUnwrapError):
+                getattr(ours, change)(needed=needed)
+        kms.calls.clear()
+        changed = getattr(ours, change)(needed=set(files))
+        assert kms.calls.count(("unwrap", "keyA")) <= 3
+        assert {key_id: changed.manifest_list_key(key_id) for key_id in files} == files
+        after = by_id(changed.encryption_keys)
+        assert [after[key.key_id] for key in (foreign, *strays)] == [foreign, *strays]
+        named = foreign.key_id if change == "rewrap" else strays[0].key_id
+        assert f"Nothing refers to {named!r}: it stays as it is" in caplog.text
+
+    def test_a_refusal_is_not_a_key_that_does_not_open(self, kms: Watched) -> None:
+        manager = EncryptionManager(kms, "keyA")
+        added(manager)
+        ours = EncryptionManager(kms, "keyA", manager.encryption_keys)
+        kms.failure = KmsAccessDeniedError("for the test")
+        with pytest.raises(KmsAccessDeniedError):
+            ours.rewrap(needed=())
+
+    def test_the_new_master_key_has_to_work_for_every_kek(self, kms: Watched) -> None:
+        manager = EncryptionManager(kms, "keyA")
+        added(manager)
+        with pytest.raises(KmsKeyNotFoundError):
+            manager.rewrap(table_key_id="missing", needed=())
 
 
 class TestPrune:
