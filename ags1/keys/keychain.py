@@ -142,13 +142,17 @@ def unwrap_trusted(
             raise
         except KmsError as error:
             failures.append(error)
-    if failures and all(isinstance(error, KmsAccessDeniedError) for error in failures):
-        raise failures[0]
-    check_trust(entry, trusted_key_ids)  # raises, unless the named key is one of those that failed
+    try:
+        check_trust(entry, trusted_key_ids)
+    except KeyMetadataError as error:
+        if not failures or not all(isinstance(one, KmsAccessDeniedError) for one in failures):
+            raise
+        # The credentials may be the cause.
+        raise KmsAccessDeniedError(f"{failures[0].message}; {error.message}") from None
     if len(failures) == 1:
         raise failures[0]
     others = ", ".join(map(repr, key_ids[1:]))
-    raise type(failures[0])(f"{failures[0].message}. Neither does {others} unwrap it")
+    raise type(failures[0])(f"{failures[0].message}; {others} did not unwrap it either")
 
 
 def check_trust(entry: EncryptedKey, trusted_key_ids: Collection[str] | None) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("pyiceberg")
 
 from aws_catalogs import aws_catalogs, environment, properties
 
-from .test_files import home, succeed
+from .test_files import fail, home, succeed
 
 __all__ = ["home"]
 
@@ -59,3 +59,25 @@ def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
     assert [json.loads(line) for line in text.splitlines()] == [{"id": 2}]
     table("drop", "db.t", "--purge", "--yes")
     assert not [path for path in Path("../lake").rglob("*") if path.is_file()]
+
+
+def test_a_table_under_an_alias_that_was_pointed_at_a_new_key(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    monkeypatch.setenv("AGS1_KMS_TYPE", "aws")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    client = boto3.client("kms")
+    old, new = (client.create_key()["KeyMetadata"] for _ in range(2))
+    client.create_alias(AliasName="alias/t", TargetKeyId=old["KeyId"])
+    table("create", "db.t", "--column", "id long", "--create-namespace", "--key", "alias/t")
+    Path("rows.jsonl").write_text('{"id": 1}')
+    table("append", "db.t", "rows.jsonl", "--key", "alias/t")
+    client.update_alias(AliasName="alias/t", TargetKeyId=new["KeyId"])
+    scan = ("table", "scan", "db.t", "--catalog", "prod", "--key", "alias/t", "--format", "jsonl")
+    fail(5, *scan)
+    former = ("--kms-property", f"kms.aws.former-keys=alias/t={old['Arn']}")
+    assert json.loads(succeed(*scan, *former).stdout) == {"id": 1}
+    table("rotate", "db.t", "--rewrap", "--key", "alias/t", *former)
+    assert json.loads(succeed(*scan).stdout) == {"id": 1}
