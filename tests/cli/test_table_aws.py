@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("boto3")
 pytest.importorskip("pyiceberg")
 
 from aws_catalogs import aws_catalogs, environment, properties
+from aws_server import dummy_environment
 
 from .test_files import fail, home, succeed
 
@@ -61,13 +63,15 @@ def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
     assert not [path for path in Path("../lake").rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("kind", ["dynamodb"], indirect=True)
 def test_a_table_under_an_alias_that_was_pointed_at_a_new_key(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import boto3
 
+    for name, value in dummy_environment(os.environ["AWS_ENDPOINT_URL_DYNAMODB"]).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("AGS1_KMS_TYPE", "aws")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     client = boto3.client("kms")
     old, new = (client.create_key()["KeyMetadata"] for _ in range(2))
     client.create_alias(AliasName="alias/t", TargetKeyId=old["KeyId"])
