@@ -179,7 +179,7 @@ Examples:
   ags1 verify flights.avro.ags1
   ags1 cat flights.avro.ags1 | head -c 100
   ags1 decrypt flights.avro.ags1 -o copy.avro
-  ags1 encrypt flights.avro --kms aws --key alias/files
+  ags1 encrypt flights.avro --kms aws --key $KEY
 """,
 )
 @click.option(

@@ -215,11 +215,11 @@ def test_an_alias_that_was_pointed_at_another_key(tmp_path: Path, aliases: Alias
 @pytest.mark.parametrize(
     ("failures", "error"),
     [
-        ({"default": KmsAccessDeniedError, "other": KmsAccessDeniedError}, KmsAccessDeniedError),
-        ({"default": KmsUnwrapError, "other": KmsAccessDeniedError}, KmsUnwrapError),
-        ({"default": KmsAccessDeniedError, "other": KmsUnwrapError}, KmsAccessDeniedError),
-        ({"default": KmsKeyDisabledError, "other": KmsUnavailableError}, KmsUnavailableError),
-        ({"default": KmsUnavailableError}, KmsUnavailableError),
+        ({"other": KmsAccessDeniedError, "default": KmsAccessDeniedError}, KmsAccessDeniedError),
+        ({"other": KmsUnwrapError, "default": KmsAccessDeniedError}, KmsUnwrapError),
+        ({"other": KmsAccessDeniedError, "default": KmsUnwrapError}, KmsAccessDeniedError),
+        ({"other": KmsKeyDisabledError, "default": KmsUnavailableError}, KmsUnavailableError),
+        ({"other": KmsUnavailableError}, KmsUnavailableError),
     ],
 )
 def test_which_failure_of_several_master_keys_is_told(
@@ -228,7 +228,7 @@ def test_which_failure_of_several_master_keys_is_told(
     failures: dict[str, type[KmsError]],
     error: type[KmsError],
 ) -> None:
-    ((path, _),) = sealed(Keychain(aliases, "default"), tmp_path, 1).items()
+    ((path, _),) = sealed(Keychain(aliases, "other"), tmp_path, 1).items()
 
     def unwrap(wrapped: bytes, key_id: str) -> bytes:
         raise failures[key_id](f"from {key_id}")

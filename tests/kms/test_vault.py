@@ -407,20 +407,29 @@ class TestLogins:
             kms.generate_key("orders", 16)
         assert kms._connection.get().token == first
 
-    def test_two_rights_and_one_login_are_enough(self, vault: VaultServer, new_key: str) -> None:
-        """The role may neither read the key nor look its token up, and its secret id is for one
+    @pytest.mark.parametrize("uses", [0, 1])
+    def test_two_rights_and_one_login_are_enough(
+        self, vault: VaultServer, new_key: str, uses: int
+    ) -> None:
+        """The role may neither read the key nor look its token up, and its secret id may be for one
         login."""
+
+        def tokens() -> int:
+            return len(vault.request("LIST", "auth/token/accessors")["data"]["keys"])
+
         may = {"capabilities": ["update"]}
         actions = ("encrypt", "decrypt")
         policy(vault, "least", {f"transit/{action}/{new_key}": may for action in actions})
         options = {"token_policies": ["least"], "token_no_default_policy": True}
-        kms = client(vault, **self.role(vault, name="least", secret_id_num_uses=1, **options))
-        kek = KeyEncryptionKey.generate(kms, new_key, key_size=32)
+        kms = client(vault, **self.role(vault, name="least", secret_id_num_uses=uses, **options))
+        kek = KeyEncryptionKey.generate(kms, new_key, key_size=32)  # datakey is refused first
+        before = tokens()
         for _ in range(3):
             assert kms.unwrap_key(kms.wrap_key(KEY, new_key), new_key) == KEY
         vault.request("POST", f"transit/keys/{new_key}/rotate", {})
         rewrapped = kek.rewrap(kms, new_key).entry.encrypted_key_metadata
         assert rewrapped.startswith(b"vault:v2:")
+        assert tokens() == before
         # The refusal is told, and not that another login failed.
         with pytest.raises(KmsAccessDeniedError, match=r"unwrap a key with 'other'.*policy"):
             kms.unwrap_key(rewrapped, "other")
