@@ -85,6 +85,13 @@ class OncePerProcess(Generic[T]):
             value, slot.value = slot.value, None
         return value
 
+    def forget(self, value: T) -> None:
+        """Forget the object if it is still ``value``. Another thread may have replaced it."""
+        slot = self._slot()
+        with slot.lock:
+            if slot.value is value:
+                slot.value = None
+
     def forget_parents(self) -> None:
         """Drop the parent's object in a forked child. ``get`` and ``take`` do it too."""
         self._slot()

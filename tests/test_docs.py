@@ -75,12 +75,13 @@ JAVA_S_KMS = {
     "encryption.kms-type": "memory",
     "encryption.kms.key.keyA": b"0123456789012345".hex(),
 }
+AWS_KEY = "arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 REPLACED = {
     "docs/how-to/pandas.md": {
         'load_catalog("lake").load_table("db.flights")': "table_of_spark",
         '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': "table_of_spark_location",
         '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}': repr(JAVA_S_KMS),
-        'expected_key_id="alias/tables"': 'expected_key_id="keyA", location_map=places',
+        f'expected_key_id="{AWS_KEY}"': 'expected_key_id="keyA", location_map=places',
     },
     "docs/tables.md": {
         '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': "table.metadata_location",
@@ -89,9 +90,11 @@ REPLACED = {
         ),
         'expected_key_id="tables"': 'expected_key_id="default"',
     },
+    "docs/how-to/move-kms.md": {AWS_KEY: "alias/backup"},
     "docs/keys.md": {
         '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}': repr(JAVA_S_KMS),
-        '"alias/orders"': '"keyA"',
+        "table_key_id=key_id": 'table_key_id="keyA"',
+        AWS_KEY: "alias/backup",
         "    ...": "    assert sum(bool(one['key_metadata']) for one in reader(f)) == 3",
     },
 }

@@ -160,7 +160,7 @@ Configuration (an option overrides the environment, and the environment override
 the configuration; settings for another KMS than the chosen one are ignored):
   [kms]
   type = aws
-  key = arn:aws:kms:eu-west-1:111122223333:alias/files
+  key = arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab
   client.region = eu-west-1
 
 \b
@@ -180,7 +180,7 @@ Examples:
   ags1 verify flights.avro.ags1
   ags1 cat flights.avro.ags1 | head -c 100
   ags1 decrypt flights.avro.ags1 -o copy.avro
-  ags1 encrypt flights.avro --kms aws --key alias/files
+  ags1 encrypt flights.avro --kms aws --key $KEY
 """,
 )
 @click.option(

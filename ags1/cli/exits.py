@@ -134,8 +134,7 @@ _OPTIONS = {
     "pass no_other_writers=True": "add --no-other-writers",
     "with from_snapshot_id_exclusive=": "with --from ",
     "only it has the file's key": "only it has the file's key (see --sidecar)",
-    "not among those to trust": "not among those to trust (name it with --key; names are compared "
-    "letter by letter, so an alias and an ARN of one key are two names)",
+    "not among those to trust": "not among those to trust (name it with --key if it is yours)",
 }
 
 

@@ -161,7 +161,7 @@ class MaintainedTable(TableSession):
         files still have the old KEKs.
 
         Raises KmsError, and AuthenticationError or KeyMetadataError if a key cannot be unwrapped.
-        If nothing refers to such a key, ``prune_keys`` removes it.
+        If nothing refers to such a key, it stays as it is; ``prune_keys`` removes it.
         """
         self._change_keys(rotation.rotate)
 

@@ -21,14 +21,25 @@ from .._buffers import wipe
 from .._gcm import process_number, random_bytes
 from .._messages import open as open_sealed
 from .._messages import seal
-from ..errors import AuthenticationError, KeyMetadataError, KeyReuseError, KmsError
+from ..errors import (
+    AuthenticationError,
+    KeyMetadataError,
+    KeyReuseError,
+    KmsAccessDeniedError,
+    KmsError,
+    KmsUnwrapError,
+)
 from ..key_metadata import KEY_SIZES, KeyMetadata
-from ..kms.client import GeneratedKey, KmsClient, Rewrapper
+from ..kms.client import GeneratedKey, KmsClient, own_name
 from ..kms.secret import Secret, discreet
 
 KEY_TIMESTAMP = "KEY_TIMESTAMP"
 # The spelling in the text proposed for the specification; Java writes the one above.
 KEY_TIMESTAMP_PROPOSED = "key-timestamp"
+# A property of ours: the master key's own name, if the entry names an alias. It is a hint for
+# people and is never used to unwrap, because whoever can write the entry can write it. Java prints
+# it before KEY_TIMESTAMP, and the Hive catalog's hash is that of Java's text.
+MASTER_KEY = "ags1.master-key"
 _KEY_ID_SIZE = 16
 _FIELDS = frozenset({"key-id", "encrypted-key-metadata", "encrypted-by-id", "properties"})
 
@@ -135,10 +146,11 @@ class KeyEncryptionKey(Secret):
         cls, kms: KmsClient, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
     ) -> KeyEncryptionKey:
         """Make a KEK of ``key_size`` bytes under the master key; one KMS call. The KMS makes the
-        key if it can. Otherwise it is random bytes from the kernel. Raises KmsError."""
+        key if it can and the caller may have it do so. Otherwise it is random bytes from the
+        kernel, which the KMS wraps. Raises KmsError."""
         made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        properties = {KEY_TIMESTAMP: str(now_ms)}
+        properties = {**_own_name(kms, master_key_id), KEY_TIMESTAMP: str(now_ms)}
         entry = EncryptedKey(new_key_id(), made.wrapped_key, master_key_id, properties)
         return cls(entry, made.key, made_here=True)
 
@@ -154,7 +166,16 @@ class KeyEncryptionKey(Secret):
         if master_key_id is None:
             raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
         _aad(entry)  # before the KMS is asked
-        return cls(entry, _bytes(kms.unwrap_key(entry.encrypted_key_metadata, master_key_id)))
+        try:
+            return cls(entry, _bytes(kms.unwrap_key(entry.encrypted_key_metadata, master_key_id)))
+        except KmsUnwrapError as error:
+            own = entry.properties.get(MASTER_KEY, master_key_id)
+            if own == master_key_id:
+                raise
+            raise KmsUnwrapError(
+                f"{error.message}. The entry says that it was wrapped by {own!r}: if you know this "
+                "as your key, name it too, and wrap the key again"
+            ) from None
 
     @property
     def key_size(self) -> int:
@@ -193,24 +214,21 @@ class KeyEncryptionKey(Secret):
         return hmac.digest(self._key, purpose, "sha256")
 
     @discreet
-    def rewrap(self, kms: KmsClient, master_key_id: str, *, same_kms: bool) -> KeyEncryptionKey:
-        """Return the same KEK, with its ID and timestamp, wrapped under another master key of
-        ``kms``, or under the newest version of its own. ``same_kms`` says that ``kms`` has wrapped
-        the KEK so far, and not another keyring, account or server, where the same name is another
-        key.
+    def rewrap(self, kms: KmsClient, master_key_id: str) -> KeyEncryptionKey:
+        """Return the same KEK, with its ID and timestamp, wrapped under the newest version of a
+        master key of ``kms``, which may be the one that has wrapped it so far.
 
         There are two KMS calls. The second one unwraps what the first one wrapped, because the old
         master key may be destroyed next. Raises KmsError.
         """
         entry = self.entry
-        if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
-            wrapped_key = _bytes(kms.rewrap_key(entry.encrypted_key_metadata, master_key_id))
-        else:
-            wrapped_key = _wrapped(kms.wrap_key(bytes(self._key), master_key_id), self._key)
+        wrapped_key = _wrapped(kms.wrap_key(bytes(self._key), master_key_id), self._key)
         if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
         # Java reads this spelling only.
-        properties = {**entry.properties, KEY_TIMESTAMP: self._aad.decode()}
+        kept = {name: text for name, text in entry.properties.items() if name != MASTER_KEY}
+        timestamp = {KEY_TIMESTAMP: self._aad.decode()}
+        properties = {**_own_name(kms, master_key_id), **kept, **timestamp}
         unknown = entry.unknown
         rewrapped = EncryptedKey(entry.key_id, wrapped_key, master_key_id, properties, unknown)
         return KeyEncryptionKey(rewrapped, self._key, made_here=self.made_here)
@@ -221,7 +239,8 @@ class KeyEncryptionKey(Secret):
 
 def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKey:
     if kms.supports_key_generation:
-        with contextlib.suppress(NotImplementedError):  # not of this size
+        # It makes none of this size, or the caller may wrap keys and not have them made.
+        with contextlib.suppress(NotImplementedError, KmsAccessDeniedError):
             made = kms.generate_key(master_key_id, key_size)
             key_made = _bytes(made.key)
             wrapped_key = _wrapped(made.wrapped_key, key_made)
@@ -232,6 +251,11 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
             return GeneratedKey(key_made, wrapped_key)
     key = random_bytes(key_size)
     return GeneratedKey(key, _wrapped(kms.wrap_key(key, master_key_id), key))
+
+
+def _own_name(kms: KmsClient, master_key_id: str) -> dict[str, str]:
+    name = own_name(kms, master_key_id)
+    return {} if name is None else {MASTER_KEY: name}
 
 
 def _wrapped(answer: object, key: bytes | bytearray) -> bytes:
@@ -268,7 +292,10 @@ def new_key_id() -> str:
 
 
 def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
-    """Parse an ``encryption-keys`` list. Raises KeyMetadataError, also if an ID occurs twice."""
+    """Parse an ``encryption-keys`` list. None, which is JSON's null, stands for no list. Raises
+    KeyMetadataError, also if an ID occurs twice."""
+    if entries is None:
+        return ()
     if not isinstance(entries, list):
         raise KeyMetadataError("'encryption-keys' is not a list")
     keys = tuple(map(EncryptedKey.from_dict, entries))

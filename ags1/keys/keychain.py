@@ -9,7 +9,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from ..errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsError
+from ..errors import (
+    Ags1Error,
+    AuthenticationError,
+    KeyMetadataError,
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsError,
+    KmsUnavailableError,
+)
 from ..key_metadata import KeyMetadata
 from ..kms.client import KmsClient, accepts_foreign_keys
 from ..process import OncePerProcess
@@ -26,8 +34,8 @@ class Keychain:
 
     ``master_key_id`` is the master key for new sidecars. A sidecar itself says which master key
     wrapped it, and may come from a place where others can write. ``trusted_key_ids`` are therefore
-    the master keys to accept; None stands for ``default_trust``: all keys of a KMS that has only
-    its owner's, and otherwise ``master_key_id`` alone.
+    the master keys to unwrap with, whatever the sidecar says; None stands for ``default_trust``:
+    all keys of a KMS that has only its owner's, and otherwise ``master_key_id`` alone.
     """
 
     def __init__(
@@ -91,13 +99,17 @@ class Keychain:
         for known, by, made in self._rewrapped:
             if by is target and known == entry and made.encrypted_by_id == master_key_id:
                 return made
-        kek = self._unwrap(entry).rewrap(target, master_key_id, same_kms=target is self._kms)
+        kek = self._unwrap(entry).rewrap(target, master_key_id)
         self._rewrapped.append((entry, target, kek.entry))
         return kek.entry
 
-    def _unwrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
+    def check_trust(self, entry: EncryptedKey) -> None:
+        """Raise KeyMetadataError if the master key that ``entry`` names is not a trusted one. Check
+        this before you wrap a key under that name."""
         check_trust(entry, self._trusted_key_ids)
-        return self._keks.unwrap(entry)
+
+    def _unwrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
+        return unwrap_trusted(self._keks, entry, self._trusted_key_ids)
 
 
 def default_trust(kms: KmsClient, key_ids: Collection[str]) -> frozenset[str] | None:
@@ -105,6 +117,42 @@ def default_trust(kms: KmsClient, key_ids: Collection[str]) -> frozenset[str] | 
     another user's key (``KmsClient.accepts_foreign_keys``); None, which accepts every key of the
     KMS, if it has only its owner's."""
     return frozenset(key_ids) if accepts_foreign_keys(kms) else None
+
+
+def unwrap_trusted(
+    keks: KekCache, entry: EncryptedKey, trusted_key_ids: Collection[str] | None
+) -> KeyEncryptionKey:
+    """Return an entry's KEK. If master keys are named, only these unwrap it. The one that the entry
+    names comes first, and then the others: one key can have several names (an alias, an ARN, a
+    replica's ARN), and one name can have had several keys. None unwraps with the key that the entry
+    names. Raises KmsError, and KeyMetadataError if the entry names another key and none opens it.
+    """
+    if trusted_key_ids is None:
+        return keks.unwrap(entry)
+    named = entry.encrypted_by_id
+    key_ids = sorted(trusted_key_ids, key=lambda key_id: (key_id != named, key_id))
+    for key_id in key_ids:
+        if cached := keks.peek(entry, key_id):
+            return cached
+    failures: list[KmsError] = []
+    for key_id in key_ids:
+        try:
+            return keks.unwrap(entry, key_id)
+        except (KmsUnavailableError, KmsConfigurationError):
+            raise
+        except KmsError as error:
+            failures.append(error)
+    try:
+        check_trust(entry, trusted_key_ids)
+    except KeyMetadataError as error:
+        if not failures or not all(isinstance(one, KmsAccessDeniedError) for one in failures):
+            raise
+        # The credentials may be the cause.
+        raise KmsAccessDeniedError(f"{failures[0].message}; {error.message}") from None
+    if len(failures) == 1:
+        raise failures[0]
+    others = ", ".join(map(repr, key_ids[1:]))
+    raise type(failures[0])(f"{failures[0].message}; {others} did not unwrap it either")
 
 
 def check_trust(entry: EncryptedKey, trusted_key_ids: Collection[str] | None) -> None:

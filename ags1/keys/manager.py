@@ -12,6 +12,7 @@ keys wrapped under the master key can put a KEK of their own into the list. If e
 from __future__ import annotations
 
 import functools
+import logging
 import re
 import threading
 import time
@@ -19,7 +20,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import KeyMetadataError, KmsUnwrapError
+from ..errors import (
+    Ags1Error,
+    AuthenticationError,
+    KeyMetadataError,
+    KmsKeyDisabledError,
+    KmsKeyNotFoundError,
+    KmsUnwrapError,
+)
 from ..key_metadata import KEY_SIZES, KeyMetadata
 from ..kms.client import KmsClient, accepts_foreign_keys, wraps_with_public_key
 from ..process import OncePerProcess
@@ -36,6 +44,16 @@ KEK_LIFETIME_MS = 730 * 24 * 60 * 60 * 1000
 CLOCK_SKEW_MS = 24 * 60 * 60 * 1000
 
 Clock = Callable[[], int]
+
+_log = logging.getLogger(__name__)
+# What says that an entry does not open, and nothing about other entries.
+_UNOPENED = (
+    AuthenticationError,
+    KeyMetadataError,
+    KmsUnwrapError,
+    KmsKeyNotFoundError,
+    KmsKeyDisabledError,
+)
 
 
 def now_ms() -> int:
@@ -117,7 +135,7 @@ class EncryptionManager:
         length = properties.get(DATA_KEY_LENGTH, str(DEFAULT_DATA_KEY_LENGTH))
         if length not in map(str, KEY_SIZES):
             raise KeyMetadataError(f"the table's {DATA_KEY_LENGTH!r} is not 16, 24 or 32")
-        keys = parse_encryption_keys(metadata.get("encryption-keys", []))
+        keys = parse_encryption_keys(metadata.get("encryption-keys"))
         return cls(kms, stated, keys, int(length), clock_ms=clock_ms, cache=cache)
 
     @property
@@ -172,46 +190,70 @@ class EncryptionManager:
         return self._kek_of(entry).unwrap_key_metadata(entry)
 
     def rewrap(
-        self, kms: KmsClient | None = None, table_key_id: str | None = None
+        self,
+        kms: KmsClient | None = None,
+        table_key_id: str | None = None,
+        needed: Collection[str] | None = None,
     ) -> EncryptionManager:
         """Return a manager whose KEKs, expired ones included, are wrapped under another master key
         or KMS, or under the newest version of the same key. No other entry changes, and no file.
 
         Java unwraps every KEK with the table's key. So the new list, the table's
         ``encryption.key-id`` and the catalog's copy of it have to change in one commit. There are
-        three KMS calls for each KEK: the last unwraps its new form. Raises KmsError.
+        three KMS calls for each KEK: the last unwraps its new form. ``needed`` is that of
+        ``rotate``. Raises KmsError.
 
         The IDs stay the same. In a REST catalog, adding a key whose ID exists has no effect, so
         remove each key before you add it. Destroy the old master key only after you have read the
         committed metadata back and opened every key in it.
         """
-        same_kms = kms is None or kms is self.kms
         kms = self.kms if kms is None else kms
         table_key_id = self.table_key_id if table_key_id is None else table_key_id
         cache = KekCache(kms)
         entries = {entry.key_id: entry for entry in self.encryption_keys}
         for entry in self.key_encryption_keys:
-            kek = self._unwrap(entry).rewrap(kms, table_key_id, same_kms=same_kms)
+            try:
+                kek = self._unwrap(entry)
+            except _UNOPENED as error:
+                _check_unneeded(entry, needed, error)
+                continue
+            kek = kek.rewrap(kms, table_key_id)
             cache.put(kek)
             entries[entry.key_id] = kek.entry
         return self._with(entries.values(), table_key_id, cache)
 
-    def rotate(self) -> EncryptionManager:
+    def rotate(self, needed: Collection[str] | None = None) -> EncryptionManager:
         """Return a manager with one new KEK, which wraps every manifest list's key, and without the
         other KEKs. Entries keep their IDs, so that snapshots need no change.
 
         Java uses any unexpired KEK for its next commit, so the old KEKs are removed. What
         ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK,
-        disable its master key's version too: they could put the KEK back into the list. Raises
-        KeyMetadataError or AuthenticationError if an entry does not open, so that no key is lost.
+        disable its master key's version too: they could put the KEK back into the list.
+
+        ``needed`` are the IDs of the entries that must open; None stands for all. If another entry
+        does not open, it stays as it is, with its KEK, and a warning is logged. Raises
+        KeyMetadataError, AuthenticationError or KmsError if a needed entry does not open, so that
+        no key is lost.
         """
         kek = self._new_kek()
         entries: list[EncryptedKey] = [kek.entry]
+        closed: set[str | None] = set()  # KEKs, each of which is asked for once
         for entry in self.encryption_keys:
-            if not self._is_kek(entry):
+            if self._is_kek(entry):
+                continue
+            if entry.encrypted_by_id in closed and entry.key_id not in (needed or ()):
+                entries.append(entry)
+                continue
+            try:
                 km = self._kek_of(entry).unwrap_key_metadata(entry)
+            except _UNOPENED as error:
+                _check_unneeded(entry, needed, error)
+                closed.add(entry.encrypted_by_id)
+                entries.append(entry)
+            else:
                 sealed = kek.wrap_key_metadata(km, entry.key_id)
                 entries.append(replace(sealed, properties=entry.properties, unknown=entry.unknown))
+        entries += (entry for entry in self.encryption_keys if entry.key_id in closed)
         return self._with(entries)
 
     def prune(
@@ -331,6 +373,13 @@ class EncryptionManager:
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(EncryptionManager, clock_ms=self._clock_ms)
         return make, (self.kms, self.table_key_id, self.encryption_keys, self.data_key_length)
+
+
+def _check_unneeded(entry: EncryptedKey, needed: Collection[str] | None, error: Ags1Error) -> None:
+    """Raise ``error``, which says why an entry does not open, unless nothing needs the entry."""
+    if needed is None or entry.key_id in needed:
+        raise error
+    _log.warning("%s. Nothing refers to %r: it stays as it is", error.message, entry.key_id)
 
 
 def _timestamp_ms(entry: EncryptedKey) -> int | None:

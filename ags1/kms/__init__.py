@@ -16,7 +16,7 @@ Each client imports its service's library when the client is made. The clients k
 keys that the master keys wrap.
 """
 
-from .client import GeneratedKey, KmsClient, Rewrapper
+from .client import GeneratedKey, KmsClient
 from .local import (
     KeyInfo,
     KeyVersion,
@@ -34,7 +34,6 @@ __all__ = [
     "KeyVersion",
     "KmsClient",
     "LocalKms",
-    "Rewrapper",
     "create_key",
     "default_keyring_path",
     "from_properties",

@@ -6,6 +6,7 @@ What the SDK logs while it works for us is hidden, because it may have keys and 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import logging
@@ -33,6 +34,7 @@ SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
 _ALGORITHMS = (SYMMETRIC_DEFAULT, "RSAES_OAEP_SHA_1", "RSAES_OAEP_SHA_256", "SM2PKE")
 _DATA_KEY_SPECS = ("AES_256", "AES_128")
 _HTTP_CLIENTS = ("apache", "urlconnection")
+FORMER_KEYS = "kms.aws.former-keys"
 
 # KMS's own limits, in bytes and characters.
 _MAX_PLAINTEXT_SIZE = 4096
@@ -41,6 +43,11 @@ _MAX_GENERATED_SIZE = 1024
 _MAX_KEY_ID_LENGTH = 2048
 
 _UUID = re.compile(r"(mrk-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-f]{32}", re.I)
+_KEY_ARN = re.compile(r"arn:[a-z0-9-]+:kms:[a-z0-9-]+:\d{12}:key/[\w-]{1,64}", re.ASCII)
+# The replicas of a multi-Region key have the same ID, account and key material.
+_MULTI_REGION_ARN = re.compile(
+    r"(arn:[a-z0-9-]+:kms:)[a-z0-9-]+(:\d{12}:key/mrk-[0-9a-f-]{32,36})", re.ASCII
+)
 _ROLE_ARN = re.compile(r"arn:[a-z0-9-]+:iam::\d{12}:role/\S{1,512}")
 _SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}", re.ASCII)
 
@@ -73,9 +80,9 @@ _UNRECOGNIZED = frozenset(
     "MissingAuthenticationTokenException OptInRequired RegionDisabledException RequestExpired "
     "SignatureDoesNotMatch UnrecognizedClientException".split()
 )
-_NOT_UNWRAPPED = frozenset(
-    ("InvalidCiphertextException", "IncorrectKeyException", "ValidationException")
-)
+_NOT_UNWRAPPED = frozenset(("InvalidCiphertextException", "IncorrectKeyException"))
+# What says that one key does not unwrap, and nothing about another key.
+_NEXT_KEY = (KmsUnwrapError, KmsAccessDeniedError, KmsKeyNotFoundError, KmsKeyDisabledError)
 # Our messages quote the service's message only for these codes. Other messages may have secrets:
 # ValidationException quotes parameters, and the message about a wrong signature quotes the request
 # with its session token.
@@ -107,8 +114,9 @@ class AwsKms(SdkClient[Any]):
     """A KMS client for AWS KMS, or for a service with the same protocol at ``kms.endpoint``.
 
     A ``key_id`` is a key's ID or ARN, an alias (``alias/name``) or an alias's ARN. If an alias is
-    later pointed to another key, what was wrapped under it does not unwrap any more. Use the ARN
-    for a table that must outlive the alias.
+    later pointed to another key, what was wrapped under it unwraps only with the former key: name
+    it with ``kms.aws.former-keys``, and wrap again. The ARN of a key never changes its meaning. If
+    an ARN names a multi-Region key, the client uses the replica in its own region.
 
     Properties (all optional):
 
@@ -129,6 +137,8 @@ class AwsKms(SdkClient[Any]):
     - ``http-client.apache.connection-timeout-ms`` and ``.socket-timeout-ms`` (``.urlconnection.``
       if ``http-client.type`` says so), otherwise ``kms.connect-timeout-ms`` and
       ``kms.read-timeout-ms``; ``kms.max-attempts``.
+    - ``kms.aws.former-keys``: pairs ``NAME=KEY``, separated by commas. If the master key ``NAME``
+      does not unwrap a key, ``KEY`` is tried, which ``NAME`` stood for earlier.
 
     ``client.factory`` and ``client.credentials-provider`` name Java classes. Only a class that does
     what this client does is accepted: with any other, the credentials would not be the configured
@@ -136,6 +146,7 @@ class AwsKms(SdkClient[Any]):
     """
 
     accepts_foreign_keys = True
+    _fixed_credential = "client.access-key-id"
     _extra = "aws"
     _libraries = ("boto3",)
 
@@ -167,22 +178,30 @@ class AwsKms(SdkClient[Any]):
             given.number(read, default=given.read_timeout_ms) / 1000,
         )
         self._role = _role(given)
+        self._former_keys = _former_keys(given.get(FORMER_KEYS))
+        self._arns: dict[str, str] = {}
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         if not 1 <= len(key) <= _MAX_PLAINTEXT_SIZE:
             raise KmsError(
                 f"AWS KMS wraps keys of 1 to {_MAX_PLAINTEXT_SIZE} bytes; this one has {len(key)}"
             )
-        request = {"KeyId": key_id, "Plaintext": bytes(key), "EncryptionAlgorithm": self._algorithm}
-        return self._bytes(self._ask("encrypt", key_id, request), "CiphertextBlob")
+        request = {"Plaintext": bytes(key), "EncryptionAlgorithm": self._algorithm}
+        return self._wrapped(key_id, self._ask("encrypt", key_id, request))
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         request = {
-            "KeyId": key_id,
             "CiphertextBlob": _checked_wrapped_key(wrapped_key),
             "EncryptionAlgorithm": self._algorithm,
         }
-        return self._bytes(self._ask("decrypt", key_id, request), "Plaintext")
+        former = self._former_keys.get(key_id, ())
+        try:
+            return self._bytes(self._ask("decrypt", key_id, request), "Plaintext")
+        except _NEXT_KEY:
+            for other in former:
+                with contextlib.suppress(*_NEXT_KEY):
+                    return self._bytes(self._ask("decrypt", other, request), "Plaintext")
+            raise
 
     @property
     def supports_key_generation(self) -> bool:
@@ -199,24 +218,15 @@ class AwsKms(SdkClient[Any]):
             raise NotImplementedError(
                 f"AWS KMS generates keys of 1 to {_MAX_GENERATED_SIZE} bytes, not {key_size}"
             )
-        request = {"KeyId": key_id, "NumberOfBytes": key_size}
-        answer = self._ask("generate_data_key", key_id, request)
+        answer = self._ask("generate_data_key", key_id, {"NumberOfBytes": key_size})
         key = self._bytes(answer, "Plaintext")
         if len(key) != key_size:
             raise self._not_kms(f"a key of {len(key)} bytes where {key_size} were asked for")
-        return GeneratedKey(key, self._bytes(answer, "CiphertextBlob"))
+        return GeneratedKey(key, self._wrapped(key_id, answer))
 
-    def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the same key wrapped under the newest version of ``key_id``; it does not leave
-        KMS. The caller needs the permission ``kms:ReEncrypt*`` besides those for wrapping."""
-        request = {
-            "CiphertextBlob": _checked_wrapped_key(wrapped_key),
-            "SourceKeyId": key_id,
-            "DestinationKeyId": key_id,
-            "SourceEncryptionAlgorithm": self._algorithm,
-            "DestinationEncryptionAlgorithm": self._algorithm,
-        }
-        return self._bytes(self._ask("re_encrypt", key_id, request), "CiphertextBlob")
+    def own_name(self, key_id: str) -> str | None:
+        """Return the ARN of the key that ``key_id`` stood for when it wrapped last."""
+        return self._arns.get(key_id)
 
     def close(self) -> None:
         if client := self._connection.take():
@@ -260,16 +270,26 @@ class AwsKms(SdkClient[Any]):
         endpoints.check_proxy(client.meta.endpoint_url)
         return client
 
+    def _wrapped(self, key_id: str, answer: Mapping[str, Any]) -> bytes:
+        wrapped_key = self._bytes(answer, "CiphertextBlob")
+        arn = answer.get("KeyId")
+        if isinstance(arn, str) and _KEY_ARN.fullmatch(arn):
+            self._arns[key_id] = arn
+        return wrapped_key
+
     def _ask(self, operation: str, key_id: str, request: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(key_id, str) or not 1 <= len(key_id) <= _MAX_KEY_ID_LENGTH:
             raise KmsKeyNotFoundError(
                 f"the id of a master key of AWS KMS has 1 to {_MAX_KEY_ID_LENGTH} characters"
             )
 
-        def ask() -> dict[str, Any]:
+        def ask(client: Any) -> dict[str, Any]:
             working = _working.set(True)
             try:
-                answer: dict[str, Any] = getattr(self._connection.get(), operation)(**request)
+                name = key_id
+                if arn := _MULTI_REGION_ARN.fullmatch(key_id):
+                    name = f"{arn[1]}{client.meta.region_name}{arn[2]}"
+                answer: dict[str, Any] = getattr(client, operation)(KeyId=name, **request)
                 return answer
             finally:
                 _working.reset(working)
@@ -356,6 +376,18 @@ def _check_credentials(properties: Properties) -> None:
         raise KmsConfigurationError(
             f"{given[0]!r} and {given[1]!r} both name credentials: give one"
         )
+
+
+def _former_keys(text: str | None) -> dict[str, list[str]]:
+    former: dict[str, list[str]] = {}
+    for pair in text.split(",") if text else ():
+        name, equals, key_id = map(str.strip, pair.partition("="))
+        if not (name and equals and key_id):
+            raise KmsConfigurationError(
+                f"the property {FORMER_KEYS!r} has pairs NAME=KEY, separated by commas"
+            )
+        former.setdefault(name, []).append(key_id)
+    return former
 
 
 def _role(properties: Properties) -> dict[str, Any] | None:
@@ -480,10 +512,15 @@ def _refusal(
         return KmsKeyNotFoundError(
             f"{where} has no master key {key_id!r} ({answer}){_missing_hint(key_id, region)}"
         )
-    if operation in ("decrypt", "re_encrypt") and code in _NOT_UNWRAPPED:
+    if operation == "decrypt" and code in _NOT_UNWRAPPED:
         return KmsUnwrapError(
             f"the master key {key_id!r} of {where} does not unwrap the wrapped key: another key "
             f"wrapped it, or it was changed ({answer})"
+        )
+    if code == "ValidationException" and "'keyId'" in str(message):
+        return KmsKeyNotFoundError(
+            f"{where} does not take {key_id!r} for the name of a master key ({answer}): it is a "
+            "key's ID or ARN, an alias 'alias/NAME' or an alias's ARN"
         )
     if code == "InvalidKeyUsageException":
         return KmsConfigurationError(

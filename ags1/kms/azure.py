@@ -48,8 +48,6 @@ _CODE = re.compile(r"[A-Za-z]{1,60}")
 _DISABLED = frozenset(("KeyDisabled", "KeyExpired", "KeyNotYetValid"))
 _DISABLED_MESSAGE = re.compile(r"not allowed on an? (disabled|expired|not yet valid) key")
 
-# How many versions unwrap_key tries, the newest first.
-_MAX_VERSIONS = 20
 _MAX_RETRY_AFTER_S = 10.0
 
 
@@ -59,7 +57,7 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
     A key ID is a key's name, which means its latest version; ``name/version``; or the key's whole
     identifier, ``https://<vault>/keys/<name>[/<version>]``, if it is in the configured vault. No
     other vault is sent a token. If the latest version of a name without a version does not unwrap,
-    the other enabled versions are tried. That needs the permission to list keys.
+    the other enabled versions are tried, the newest first. That needs the permission to list keys.
 
     Properties:
 
@@ -75,6 +73,7 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
     """
 
     accepts_foreign_keys = False
+    _fixed_credential = TOKEN
     _extra = "azure"
     _libraries = ("azure.identity", "azure.keyvault.keys")
 
@@ -133,7 +132,11 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
         for version in versions:
             with contextlib.suppress(KmsUnwrapError, KmsKeyDisabledError):
                 return self._operate("unwrap", name, version, wrapped_key, key_id)
-        raise failure
+        if not versions:
+            raise failure
+        raise type(failure)(
+            f"{failure.message}. Each of the key's {len(versions)} enabled versions was tried"
+        )
 
     def close(self) -> None:
         for part in self._connection.take() or ():
@@ -179,32 +182,31 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
     ) -> bytes:
         """Have the vault wrap or unwrap ``value``."""
 
-        def operate() -> tuple[int, bytes]:
+        def operate(connection: tuple[Any, Any]) -> bytes:
             from azure.core.rest import HttpRequest
 
             target = f"/keys/{name}/{version}" if version else f"/keys/{name}"
             text = base64.urlsafe_b64encode(value).rstrip(b"=").decode()
             body = {"alg": self._algorithm, "value": text}
             request = HttpRequest("POST", f"{target}/{action}key", json=body)
-            client, _ = self._connection.get()
             # It is safe to repeat the request.
-            response = client.send_request(request, retry_on_methods=frozenset(("POST",)))
-            return int(response.status_code), bytes(response.content)
+            posts = frozenset(("POST",))
+            response = connection[0].send_request(request, retry_on_methods=posts)
+            if response.status_code != 200:
+                status = int(response.status_code)
+                raise self._refused(action, key_id, status, bytes(response.content))
+            result = _from_base64url(_json_object(bytes(response.content)).get("value"))
+            if not result:
+                raise self._nonsense(action, key_id)
+            return result
 
-        status, body = self._call(action, key_id, operate)
-        if status != 200:
-            raise self._refused(action, key_id, status, body)
-        result = _from_base64url(_json_object(body).get("value"))
-        if not result:
-            raise self._nonsense(action, key_id)
-        return result
+        return self._call(action, key_id, operate)
 
     def _enabled_versions(self, name: str, key_id: str) -> list[str]:
         """Return a key's enabled versions, newest first; none if there is only one version."""
 
-        def list_all() -> list[Any]:
-            client, _ = self._connection.get()
-            return list(client.list_properties_of_key_versions(name))
+        def list_all(connection: tuple[Any, Any]) -> list[Any]:
+            return list(connection[0].list_properties_of_key_versions(name))
 
         versions = self._call("list the versions of", key_id, list_all)
         if len(versions) < 2:
@@ -214,7 +216,7 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
         versions.sort(
             key=lambda one: one.created_on.timestamp() if one.created_on else 0, reverse=True
         )
-        return [str(one.version) for one in versions if one.enabled][:_MAX_VERSIONS]
+        return [str(one.version) for one in versions if one.enabled]
 
     def _parse_key_id(self, key_id: str) -> tuple[str, str | None]:
         path = key_id

@@ -7,9 +7,9 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
-from ..errors import KmsConfigurationError, KmsError
+from ..errors import KmsAccessDeniedError, KmsConfigurationError, KmsError
 from ..process import OncePerProcess
 from .properties import Properties
 from .secret import Secret, discreet
@@ -50,7 +50,8 @@ class KmsClient(Protocol):
     another user's ARN). Then a key ID from an untrusted source is not used. Without the attribute
     it is true. ``wraps_with_public_key`` says whether public knowledge (RSA) is enough to wrap.
     Then the fact that a wrapped key unwraps does not show who made it. Without the attribute it is
-    false.
+    false. If a name can come to stand for another key (an alias), a method ``own_name(key_id)`` may
+    return the service's own name of the key that ``wrap_key`` or ``generate_key`` used last.
     """
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -81,13 +82,11 @@ def wraps_with_public_key(kms: KmsClient) -> bool:
     return bool(getattr(kms, "wraps_with_public_key", False))
 
 
-@runtime_checkable
-class Rewrapper(Protocol):
-    """A KMS that can wrap a wrapped key again under its master key's newest version. The key does
-    not leave the KMS."""
-
-    def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the same key wrapped under the newest version of ``key_id``."""
+def own_name(kms: KmsClient, key_id: str) -> str | None:
+    """The service's own name of the key that wrapped last under ``key_id``, if that is another
+    one (see ``KmsClient``)."""
+    name: str | None = getattr(kms, "own_name", lambda _: None)(key_id)
+    return None if name == key_id else name
 
 
 class WrapsOnly:
@@ -144,15 +143,30 @@ class ServiceClient(MadeOfProperties, ABC, Generic[_Connection]):
 
 class SdkClient(ServiceClient[_Connection]):
     """Part of a client over a service's own library. The library's exceptions may hold the request
-    with the key, so none of them leaves the client."""
+    with the key, so none of them leaves the client. ``_fixed_credential`` is the property of a
+    credential that cannot change while the client lives."""
+
+    _fixed_credential: ClassVar[str]
 
     @abstractmethod
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
         """Return our exception for one of the library's. It quotes only what cannot be secret."""
 
     @discreet
-    def _call(self, action: str, key_id: str, work: Callable[[], _T]) -> _T:
-        """Call ``work``, which calls the service, and raise its exceptions as ours."""
+    def _call(self, action: str, key_id: str, work: Callable[[_Connection], _T]) -> _T:
+        """Call ``work``, which calls the service, and raise its exceptions as ours. If the service
+        refuses, the credentials are looked up again, once: others may have renewed them since."""
+        used = self._attempt(action, key_id, self._connection.get)
+        try:
+            return self._attempt(action, key_id, lambda: work(used))
+        except KmsAccessDeniedError:
+            if self._properties.get(self._fixed_credential):
+                raise
+            # It is not closed, because other threads may be waiting for its answers.
+            self._connection.forget(used)
+        return self._attempt(action, key_id, lambda: work(self._connection.get()))
+
+    def _attempt(self, action: str, key_id: str, work: Callable[[], _T]) -> _T:
         try:
             return work()
         except KmsError:

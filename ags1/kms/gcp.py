@@ -78,6 +78,7 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
 
     accepts_foreign_keys = True
     wraps_with_public_key = False
+    _fixed_credential = TOKEN
     _extra = "gcp"
     _libraries = ("google.cloud.kms_v1", "google_crc32c")
 
@@ -104,15 +105,15 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         _parse_key_id(key_id)
         request = {"name": key_id, "plaintext": key, "plaintext_crc32c": _crc32c(key)}
 
-        def encrypt(**options: Any) -> bytes:
-            answer = self._connection.get().encrypt(request=request, **options)
+        def encrypt(client: KeyManagementServiceClient, **options: Any) -> bytes:
+            answer = client.encrypt(request=request, **options)
             wrapped_key = bytes(answer.ciphertext)
             whole = answer.ciphertext_crc32c == _crc32c(wrapped_key)
             if not (whole and answer.verified_plaintext_crc32c and wrapped_key):
                 raise _CorruptedError
             return wrapped_key
 
-        return self._call("encrypt", key_id, lambda: self._retried(encrypt))
+        return self._call("encrypt", key_id, lambda client: self._retried(encrypt, client))
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         name = _parse_key_id(key_id)["key"]
@@ -121,14 +122,14 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         checksum = _crc32c(wrapped_key)
         request = {"name": name, "ciphertext": wrapped_key, "ciphertext_crc32c": checksum}
 
-        def decrypt(**options: Any) -> bytes:
-            answer = self._connection.get().decrypt(request=request, **options)
+        def decrypt(client: KeyManagementServiceClient, **options: Any) -> bytes:
+            answer = client.decrypt(request=request, **options)
             key = bytes(answer.plaintext)
             if answer.plaintext_crc32c != _crc32c(key):
                 raise _CorruptedError
             return key
 
-        return self._call("decrypt", key_id, lambda: self._retried(decrypt))
+        return self._call("decrypt", key_id, lambda client: self._retried(decrypt, client))
 
     def close(self) -> None:
         if client := self._connection.take():
@@ -164,7 +165,7 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         client.transport._session.max_redirects = 0
         return client
 
-    def _retried(self, attempt: Callable[..., bytes]) -> bytes:
+    def _retried(self, attempt: Callable[..., bytes], client: KeyManagementServiceClient) -> bytes:
         from google.api_core.retry import Retry
         from google.api_core.timeout import ConstantTimeout
 
@@ -178,7 +179,7 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         # Here and not in the SDK, so that a failed checksum counts as an attempt too. The REST
         # transport takes a pair of time-outs: for the connection and for each read.
         retry = Retry(predicate=again, initial=0.1, maximum=2.0, multiplier=2.0, timeout=None)
-        result: bytes = retry(attempt)(retry=None, timeout=ConstantTimeout(self._timeout_s))
+        result: bytes = retry(attempt)(client, retry=None, timeout=ConstantTimeout(self._timeout_s))
         return result
 
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:

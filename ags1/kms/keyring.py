@@ -99,7 +99,7 @@ _Seal = Sealing | None
 class Keyring(Secret):
     """A keyring file, and its unencrypted keys after they were first needed."""
 
-    __slots__ = ("_derived", "_keys", "_lock", "_passphrase", "_path", "_seen")
+    __slots__ = ("_derived", "_keys", "_lock", "_passphrase", "_path", "_seen", "_wrong")
 
     def __init__(self, path: str, passphrase: Passphrase | None) -> None:
         self._path = path
@@ -108,6 +108,9 @@ class Keyring(Secret):
         self._keys: Mapping[str, MasterKey] | None = None
         self._seen: object = None
         self._derived: _Seal = None
+        # The passphrase file as it was when it gave the derived key, True if there is no such file;
+        # None after that key has opened the keyring.
+        self._wrong: object = None
 
     @discreet
     def keys(self, *, fresh: bool = False) -> Mapping[str, MasterKey]:
@@ -168,18 +171,12 @@ class Keyring(Secret):
             return master_keys
 
     def _refresh(self) -> Mapping[str, MasterKey]:
-        if self._keys is None or self._seen != self._identity():
+        if self._keys is None or self._seen != _identity_of(self._path):
             document, status = _load(self._path)
             keys, self._derived = self._open(document)
             self._keys = _parse(keys, self._path)
             self._seen = _identity(status)
         return self._keys
-
-    def _identity(self) -> object:
-        try:
-            return _identity(os.stat(self._path))
-        except OSError:
-            return None  # reading the file raises the error
 
     def _open(self, document: dict[str, Any]) -> tuple[dict[str, Any], _Seal]:
         """Return the ``keys`` object, and how it was sealed."""
@@ -215,10 +212,17 @@ class Keyring(Secret):
             ) from None
         if not isinstance(opened, dict):
             raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are not an object")
+        self._wrong = None
         return opened, sealed_by
 
     def _derive(self, protection: Protection) -> Sealing:
-        if self._derived is not None and self._derived.protection == protection:
+        file = None if self._passphrase is None else self._passphrase.file
+        source = True if file is None else _identity_of(file)
+        if (
+            self._derived is not None
+            and self._derived.protection == protection
+            and self._wrong in (None, source)
+        ):
             return self._derived
         if self._passphrase is None:
             raise KmsAccessDeniedError(
@@ -226,8 +230,8 @@ class Keyring(Secret):
             )
         sealed_by = Sealing(protection, protection.derive(checked(self._passphrase.ask())))
         # Remember the key even if the passphrase may be wrong: asking or deriving again would give
-        # the same.
-        self._derived = sealed_by
+        # the same, as long as the passphrase file is the same.
+        self._derived, self._wrong = sealed_by, source
         return sealed_by
 
 
@@ -257,6 +261,13 @@ def _locked(path: str) -> Iterator[None]:
 def _identity(status: os.stat_result) -> object:
     """Return a value that changes if the file is replaced or written."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _identity_of(path: str) -> object:
+    try:
+        return _identity(os.stat(path))
+    except OSError:
+        return None  # reading the file raises the error
 
 
 def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:

@@ -153,11 +153,6 @@ class LocalKms(WrapsOnly):
                 "key: another key of that name wrapped it, or it was changed"
             ) from None
 
-    def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the same key wrapped under the newest version of ``key_id``. The bytes are new,
-        even if that version wrapped it before. Raises KmsUnwrapError."""
-        return self.wrap_key(self.unwrap_key(wrapped_key, key_id), key_id)
-
     def list_keys(self) -> list[KeyInfo]:
         """Return the master keys, by name."""
         keys = self._keyring.get().keys(fresh=True)

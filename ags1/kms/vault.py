@@ -159,12 +159,6 @@ class VaultKms(ServiceClient["_Connection"]):
         body, doing = _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}"
         return self._plaintext(self._ask("decrypt", key_id, body, doing, opens=True))
 
-    def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the same key under the newest version of ``key_id``; it never leaves Vault."""
-        self._check_key_id(key_id)
-        body, doing = _ciphertext(wrapped_key), f"rewrap a key with {key_id!r}"
-        return self._wrapped_key(self._ask("rewrap", key_id, body, doing, opens=True), key_id)
-
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""
         if key_size not in (16, 32):
@@ -204,9 +198,9 @@ class VaultKms(ServiceClient["_Connection"]):
             )
 
     def _check_can_wrap(self, key_id: str) -> None:
-        answer = self._send("GET", f"{self._mount_path}/keys/{key_id}")
+        # The policy may allow wrapping alone. If the token has expired, the next call renews it.
+        answer = self._send("GET", f"{self._mount_path}/keys/{key_id}", renews=False)
         if answer.status == 403:
-            # The policy may allow wrapping alone. If the token is bad, the next call fails.
             return
         if not answer.ok:
             raise self._failure(answer, f"read the key {key_id!r}", key_id, quote=True)
@@ -347,14 +341,25 @@ class VaultKms(ServiceClient["_Connection"]):
         return answer.data
 
     @discreet
-    def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> _Answer:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        renews: bool = True,
+    ) -> _Answer:
         """Call Vault. If the token has expired, call again with another one."""
         connection = self._connection.get()
         session = connection.session
         token = connection.token or self._renewed_token(connection, None)
         answer = self._call(session, method, path, token, body)
-        if answer.status == 403 and (renewed := self._renewed_token(connection, token)):
-            answer = self._call(session, method, path, renewed, body)
+        if answer.status == 403 and renews:
+            # If the policy is the cause, another login may be impossible: a secret id may be for
+            # one login. Then the first answer tells more.
+            with contextlib.suppress(KmsAccessDeniedError):
+                if renewed := self._renewed_token(connection, token):
+                    answer = self._call(session, method, path, renewed, body)
         return answer
 
     def _renewed_token(self, connection: _Connection, used: str | None) -> str:

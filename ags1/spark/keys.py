@@ -17,7 +17,7 @@ from ..errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
 from ..key_metadata import KeyMetadata
 from ..keys.cache import KekCache
 from ..keys.envelope import EncryptedKey, KeyEncryptionKey
-from ..keys.keychain import FILE_KEY_SIZE, check_trust, default_trust
+from ..keys.keychain import FILE_KEY_SIZE, check_trust, default_trust, unwrap_trusted
 from ..keys.sidecar import Sidecar
 from ..kms.client import KmsClient, accepts_foreign_keys
 from ..kms.properties import Properties
@@ -63,7 +63,7 @@ _caches: OncePerProcess[dict[tuple[tuple[str, str], ...], KekCache]] = OncePerPr
 @dataclass(frozen=True, slots=True)
 class FileKeys:
     """Wraps the keys of files under a KEK, and unwraps them; picklable. ``kek`` is the job's, None
-    if nothing is wrapped. ``trusted_key_ids`` are the master keys that wrapped keys may name; None
+    if nothing is wrapped. ``trusted_key_ids`` are the master keys to unwrap with; None
     accepts all that the KMS has (see ``Keychain``)."""
 
     kms: KmsConfig
@@ -144,8 +144,11 @@ class FileKeys:
     def unwrap_kek(self, entry: EncryptedKey) -> KeyEncryptionKey:
         """Unwrap a KEK, or return it if this process has unwrapped it already. Raises
         KeyMetadataError for a master key that is not accepted, KmsError."""
+        return unwrap_trusted(self.kms.keks(), entry, self.trusted_key_ids)
+
+    def check_trust(self, entry: EncryptedKey) -> None:
+        """Raise KeyMetadataError if the master key that ``entry`` names is not accepted."""
         check_trust(entry, self.trusted_key_ids)
-        return self.kms.keks().unwrap(entry)
 
 
 def as_text(document: Mapping[str, Any]) -> str:

@@ -1033,8 +1033,42 @@ def test_aws_from_the_environment(home: Path, aws: str) -> None:
     assert (opened["KeyId"], len(opened["Plaintext"])) == (arn, 32)
     assert "another user's" in fail(2, "verify", "a.ags1")
     succeed("verify", "a.ags1", "b.ags1", "--key", alias)
-    assert "not among" in fail(5, "verify", "a.ags1", "--key", arn)
+    succeed("verify", "a.ags1", "--key", arn)
+    assert "not among" in fail(5, "verify", "a.ags1", "--key", create_in_aws()[1])
     assert run("encrypt", "a", "-f", "--key", "alias/none").exit_code == 5
+
+
+def test_an_alias_that_was_pointed_at_a_new_key(home: Path, aws: str) -> None:
+    import boto3
+
+    (home / "a").write_bytes(TEXT)
+    (alias, old), (_, new) = create_in_aws(), create_in_aws()
+    succeed("encrypt", "a", "--key", alias)
+    client = boto3.client("kms", endpoint_url=aws)
+    client.update_alias(AliasName=alias, TargetKeyId=new.rpartition("/")[2])
+    for command in (("verify", "a.ags1"), ("key", "rewrap", ".")):
+        fail(5, *command, "--key", alias)
+    succeed("verify", "a.ags1", "--key", alias, "--key", old)
+    succeed("key", "rewrap", ".", "--key", alias, "--key", old)
+    [kek] = read_sidecar("a.ags1.keys").kek_entries
+    assert client.decrypt(CiphertextBlob=kek.encrypted_key_metadata)["KeyId"] == new
+    assert (kek.encrypted_by_id, kek.properties["ags1.master-key"]) == (alias, new)
+    assert succeed("cat", "a.ags1", "--key", alias).stdout_bytes == TEXT
+
+
+def test_no_key_is_wrapped_under_a_name_that_only_the_sidecar_gives(home: Path, aws: str) -> None:
+    """Whoever can write a sidecar could name a key of their own, and read what is wrapped."""
+    (home / "a").write_bytes(TEXT)
+    (alias, _), (_, theirs) = create_in_aws(), create_in_aws()
+    succeed("encrypt", "a", "--key", alias)
+    sidecar = home / "a.ags1.keys"
+    sidecar.write_text(sidecar.read_text().replace(alias, theirs))
+    before = sidecar.read_bytes()
+    succeed("verify", "a.ags1", "--key", alias)
+    assert f"'{theirs}', which is not among" in fail(5, "key", "rewrap", ".", "--key", alias)
+    assert sidecar.read_bytes() == before
+    succeed("key", "rewrap", ".", "--key", alias, "--to-key", alias)
+    assert master_key_of(sidecar) == alias
 
 
 def test_aws_from_a_configuration_file(

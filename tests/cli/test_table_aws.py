@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ pytest.importorskip("boto3")
 pytest.importorskip("pyiceberg")
 
 from aws_catalogs import aws_catalogs, environment, properties
+from aws_server import dummy_environment
 
-from .test_files import home, succeed
+from .test_files import fail, home, succeed
 
 __all__ = ["home"]
 
@@ -59,3 +61,27 @@ def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
     assert [json.loads(line) for line in text.splitlines()] == [{"id": 2}]
     table("drop", "db.t", "--purge", "--yes")
     assert not [path for path in Path("../lake").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", ["dynamodb"], indirect=True)
+def test_a_table_under_an_alias_that_was_pointed_at_a_new_key(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    for name, value in dummy_environment(os.environ["AWS_ENDPOINT_URL_DYNAMODB"]).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AGS1_KMS_TYPE", "aws")
+    client = boto3.client("kms")
+    old, new = (client.create_key()["KeyMetadata"] for _ in range(2))
+    client.create_alias(AliasName="alias/t", TargetKeyId=old["KeyId"])
+    table("create", "db.t", "--column", "id long", "--create-namespace", "--key", "alias/t")
+    Path("rows.jsonl").write_text('{"id": 1}')
+    table("append", "db.t", "rows.jsonl", "--key", "alias/t")
+    client.update_alias(AliasName="alias/t", TargetKeyId=new["KeyId"])
+    scan = ("table", "scan", "db.t", "--catalog", "prod", "--key", "alias/t", "--format", "jsonl")
+    fail(5, *scan)
+    former = ("--kms-property", f"kms.aws.former-keys=alias/t={old['Arn']}")
+    assert json.loads(succeed(*scan, *former).stdout) == {"id": 1}
+    table("rotate", "db.t", "--rewrap", "--key", "alias/t", *former)
+    assert json.loads(succeed(*scan).stdout) == {"id": 1}

@@ -166,7 +166,7 @@ def test_a_malformed_entry_is_rejected_by_field(change: dict[str, Any], message:
         EncryptedKey.from_dict(ENTRY | change)
 
 
-@pytest.mark.parametrize("entries", [None, {}, [1], [ENTRY, ENTRY]])
+@pytest.mark.parametrize("entries", [0, {}, [1], [ENTRY, ENTRY]])
 def test_a_malformed_list_is_rejected(entries: object) -> None:
     with pytest.raises(KeyMetadataError):
         parse_encryption_keys(entries)

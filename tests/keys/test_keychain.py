@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError, KmsUnwrapError, encrypt
+from ags1.errors import (
+    KmsAccessDeniedError,
+    KmsError,
+    KmsKeyDisabledError,
+    KmsUnavailableError,
+)
 from ags1.keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
 from ags1.keys.keychain import key_of_file
 from ags1.kms import LocalKms, create_key
@@ -29,10 +35,6 @@ class Counting(LocalKms):
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         self.calls += 1
         return super().unwrap_key(wrapped_key, key_id)
-
-    def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        self.calls += 1
-        return super().wrap_key(super().unwrap_key(wrapped_key, key_id), key_id)
 
 
 @pytest.fixture
@@ -153,10 +155,88 @@ def test_only_trusted_master_keys_are_used(
     kms = keyring("a")
     ((path, km),) = sealed(Keychain(kms, "other"), tmp_path, 1).items()
     assert Keychain(kms).open(path, None) == km
-    kms.calls = 0
-    with pytest.raises(KeyMetadataError, match="'other', which is not among those to trust"):
-        Keychain(kms, trusted_key_ids={"default"}).open(path, None)
-    assert not kms.calls
+    asked: list[str] = []
+    unwrap = kms.unwrap_key
+    kms.unwrap_key = lambda wrapped, key_id: asked.append(key_id) or unwrap(wrapped, key_id)
+    for trusted in (set(), {"default"}):
+        with pytest.raises(KeyMetadataError, match="'other', which is not among those to trust"):
+            Keychain(kms, trusted_key_ids=trusted).open(path, None)
+    assert asked == ["default"]
+
+
+class Aliases(Counting):
+    """A KMS with names that can be pointed at another key."""
+
+    accepts_foreign_keys = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.names: dict[str, str] = {}
+
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        return super().wrap_key(key, self.names.get(key_id, key_id))
+
+    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
+        return super().unwrap_key(wrapped_key, self.names.get(key_id, key_id))
+
+
+@pytest.fixture
+def aliases(keyring: Callable[[str], Counting]) -> Aliases:
+    kms = Aliases(keyring("a").path)
+    kms.names = {"alias": "default"}
+    return kms
+
+
+def test_a_key_opens_what_was_wrapped_under_another_of_its_names(
+    tmp_path: Path, aliases: Aliases
+) -> None:
+    for wrote, reads in (("alias", "default"), ("default", "alias")):
+        ((path, km),) = sealed(Keychain(aliases, wrote), tmp_path, 1).items()
+        assert Keychain(aliases, reads).open(path, None) == km
+        Path(path).unlink()
+
+
+def test_an_alias_that_was_pointed_at_another_key(tmp_path: Path, aliases: Aliases) -> None:
+    files = sealed(Keychain(aliases, "alias"), tmp_path, 3)
+    aliases.names["alias"] = "other"
+    for trusted in ({"alias"}, {"alias", "other"}):
+        with pytest.raises(KmsUnwrapError, match="does not open"):
+            Keychain(aliases, trusted_key_ids=trusted).open(next(iter(files)), None)
+    keychain = Keychain(aliases, trusted_key_ids={"alias", "default"})
+    aliases.calls = 0
+    for path, km in files.items():
+        assert keychain.open(path, None) == km
+    assert aliases.calls == 2  # the present key is asked, and then the former one
+    for path, km in files.items():
+        write_sidecar(path, keychain.rewrap(path, "alias"), overwrite=True)
+        assert Keychain(aliases, "alias").open(path, None) == km
+
+
+@pytest.mark.parametrize(
+    ("failures", "error"),
+    [
+        ({"other": KmsAccessDeniedError, "default": KmsAccessDeniedError}, KmsAccessDeniedError),
+        ({"other": KmsUnwrapError, "default": KmsAccessDeniedError}, KmsUnwrapError),
+        ({"other": KmsAccessDeniedError, "default": KmsUnwrapError}, KmsAccessDeniedError),
+        ({"other": KmsKeyDisabledError, "default": KmsUnavailableError}, KmsUnavailableError),
+        ({"other": KmsUnavailableError}, KmsUnavailableError),
+    ],
+)
+def test_which_failure_of_several_master_keys_is_told(
+    tmp_path: Path,
+    aliases: Aliases,
+    failures: dict[str, type[KmsError]],
+    error: type[KmsError],
+) -> None:
+    ((path, _),) = sealed(Keychain(aliases, "other"), tmp_path, 1).items()
+
+    def unwrap(wrapped: bytes, key_id: str) -> bytes:
+        raise failures[key_id](f"from {key_id}")
+
+    aliases.unwrap_key = unwrap
+    with pytest.raises(error, match="from ") as caught:
+        Keychain(aliases, trusted_key_ids={"default", "other"}).open(path, None)
+    assert type(caught.value) is error
 
 
 def test_where_a_name_may_be_a_strangers_only_the_own_is_used(

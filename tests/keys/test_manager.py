@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -207,7 +208,7 @@ def test_where_a_name_may_be_a_strangers_it_has_to_be_given(kms: Watched) -> Non
         ({"properties": {"encryption.key-id": 5}}, "key ID"),
         ({"encryption-keys": {}}, "not a list"),
         ({"encryption-keys": [{"key-id": "a"}]}, "encrypted-key-metadata"),
-        ({"encryption-keys": None}, "not a list"),
+        ({"encryption-keys": 0}, "not a list"),
     ],
 )
 def test_malformed_metadata_is_refused(kms: Watched, change: dict[str, Any], message: str) -> None:
@@ -608,26 +609,16 @@ class TestRewrap:
         with pytest.raises(KmsError, match="does not unwrap"):
             manager.rewrap(Forgetful(), "keyB")
 
-    def test_a_kms_that_can_rewraps_by_itself(self, manager: EncryptionManager) -> None:
-        class Versioned(Watched):
-            def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-                self.calls.append(("rewrap", key_id))
-                return self._kms.wrap_key(self._kms.unwrap_key(wrapped_key, key_id), key_id)
-
-        kms = Versioned()
+    def test_whoever_may_wrap_and_unwrap_may_rewrap(self, manager: EncryptionManager) -> None:
+        kms = Watched()
         ours = EncryptionManager(kms, "keyA", manager.encryption_keys)
         moved = ours.rewrap()
-        assert [what for what, _ in kms.calls] == ["unwrap", "rewrap", "unwrap"] * 2
-        assert "wrap" not in dict(kms.calls)
+        assert [what for what, _ in kms.calls] == ["unwrap", "wrap", "unwrap"] * 2
         for old, new in zip(ours.key_encryption_keys, moved.key_encryption_keys, strict=True):
             assert old.encrypted_key_metadata != new.encrypted_key_metadata
             # What a KMS unwrapped may have been stored by anybody, also after it is wrapped anew.
             kek = KeyEncryptionKey.unwrap(kms, old)
-            assert not kek.rewrap(kms, "keyA", same_kms=True).made_here
-            # Another KMS cannot rewrap what it has not wrapped, whatever the key's name there.
-            other = Versioned()
-            kek.rewrap(other, "keyA", same_kms=False)
-            assert [what for what, _ in other.calls] == ["wrap", "unwrap"]
+            assert not kek.rewrap(kms, "keyA").made_here
 
     def test_a_kek_is_kept_for_the_master_key_that_unwrapped_it(self, kms: Watched) -> None:
         entry = KeyEncryptionKey.generate(kms, "keyA", key_size=16).entry
@@ -685,6 +676,46 @@ class TestRotate:
         with pytest.raises(KeyMetadataError, match="not among"):
             orphan.rotate()
         assert orphan.encryption_keys == manager.encryption_keys[1:]
+
+
+class TestWhatDoesNotOpen:
+    @pytest.mark.parametrize("says", ["keyA", "keyB"])
+    @pytest.mark.parametrize("change", ["rotate", "rewrap"])
+    def test_a_foreign_kek_stays_as_it_is_if_nothing_needs_it(
+        self, kms: Watched, caplog: pytest.LogCaptureFixture, change: str, says: str
+    ) -> None:
+        foreign = replace(kek_entry(0, by="keyB"), encrypted_by_id=says)
+        kek = KeyEncryptionKey.unwrap(memory_kms(), foreign, "keyB")
+        strays = [kek.wrap_key_metadata(km_of()) for _ in range(3)]
+        manager = EncryptionManager(kms, "keyA")
+        files = added(manager, 2)
+        keys = [*manager.encryption_keys, foreign, *strays]
+        ours = EncryptionManager(kms, "keyA", keys, clock_ms=at(NOW))
+        for needed in (None, {*files, strays[0].key_id, foreign.key_id}):
+            with pytest.raises(KmsUnwrapError):
+                getattr(ours, change)(needed=needed)
+        kms.calls.clear()
+        changed = getattr(ours, change)(needed=set(files))
+        assert kms.calls.count(("unwrap", "keyA")) <= 3
+        assert {key_id: changed.manifest_list_key(key_id) for key_id in files} == files
+        after = by_id(changed.encryption_keys)
+        assert [after[key.key_id] for key in (foreign, *strays)] == [foreign, *strays]
+        named = foreign.key_id if change == "rewrap" else strays[0].key_id
+        assert f"Nothing refers to {named!r}: it stays as it is" in caplog.text
+
+    def test_a_refusal_is_not_a_key_that_does_not_open(self, kms: Watched) -> None:
+        manager = EncryptionManager(kms, "keyA")
+        added(manager)
+        ours = EncryptionManager(kms, "keyA", manager.encryption_keys)
+        kms.failure = KmsAccessDeniedError("for the test")
+        with pytest.raises(KmsAccessDeniedError):
+            ours.rewrap(needed=())
+
+    def test_the_new_master_key_has_to_work_for_every_kek(self, kms: Watched) -> None:
+        manager = EncryptionManager(kms, "keyA")
+        added(manager)
+        with pytest.raises(KmsKeyNotFoundError):
+            manager.rewrap(table_key_id="missing", needed=())
 
 
 class TestPrune:

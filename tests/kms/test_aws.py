@@ -40,7 +40,7 @@ from ags1.errors import (  # noqa: E402
     KmsUnwrapError,
 )
 from ags1.keys import KeyEncryptionKey  # noqa: E402
-from ags1.kms import KmsClient, Rewrapper, from_properties  # noqa: E402
+from ags1.kms import KmsClient, from_properties  # noqa: E402
 from ags1.kms.aws import AwsKms  # noqa: E402
 from ags1.kms.endpoints import InsecureEndpointWarning  # noqa: E402
 
@@ -183,16 +183,6 @@ def test_a_key_encryption_key_goes_round(kms: AwsKms, key_id: str) -> None:
     kek = KeyEncryptionKey.generate(kms, key_id, key_size=16)
     again = KeyEncryptionKey.unwrap(kms, kek.entry)
     assert again._key == kek._key
-
-
-def test_kms_rewraps_without_giving_the_key(kms: AwsKms, plain: Any, key_id: str) -> None:
-    assert isinstance(kms, Rewrapper)
-    wrapped = kms.wrap_key(KEY, key_id)
-    rewrapped = kms.rewrap_key(wrapped, key_id)
-    assert rewrapped != wrapped
-    assert plain.decrypt(CiphertextBlob=rewrapped)["Plaintext"] == KEY
-    with pytest.raises(KmsUnwrapError):
-        kms.rewrap_key(b"not wrapped", key_id)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +451,6 @@ def errors_of_every_call(faults: Faults) -> Iterator[KmsError]:
         lambda: kms.wrap_key(KEY, KEY_ID),
         lambda: kms.unwrap_key(b"wrapped", KEY_ID),
         lambda: kms.generate_key(KEY_ID, 16),
-        lambda: kms.rewrap_key(b"wrapped", KEY_ID),
     ):
         with pytest.raises(KmsError) as caught:
             call()
@@ -488,16 +477,78 @@ def test_what_kms_says_may_be_left_out(faults: Faults, code: str, error: type[Km
         assert f"({code})" in str(raised)
 
 
-@pytest.mark.parametrize(
-    "code", ["InvalidCiphertextException", "IncorrectKeyException", "ValidationException"]
-)
+@pytest.mark.parametrize("code", ["InvalidCiphertextException", "IncorrectKeyException"])
 def test_what_does_not_unwrap_is_named_so(faults: Faults, code: str) -> None:
     faults.script = [refusal(code)]
     with pytest.raises(KmsUnwrapError, match=f"{KEY_ID}.*{code}"):
         faults.kms().unwrap_key(b"wrapped", KEY_ID)
-    with pytest.raises(KmsUnwrapError, match=code):
-        faults.kms().rewrap_key(b"wrapped", KEY_ID)
-    assert len(faults.requests) == 2
+    assert len(faults.requests) == 1
+
+
+def test_a_replica_of_a_multi_region_key_is_used_in_its_region(faults: Faults) -> None:
+    faults.script = [wrapped_ok]
+    multi = KEY_ARN.replace(KEY_ID, "mrk-" + "1a" * 16)
+    for arn in (multi, multi.replace("mrk-", "mrk_"), KEY_ARN, f"{multi}x"):
+        faults.kms(client__region="eu-west-1").wrap_key(KEY, arn)
+    asked = [request.json["KeyId"] for request in faults.requests]
+    assert asked[0] == multi.replace(REGION, "eu-west-1")
+    assert asked[1:] == [multi.replace("mrk-", "mrk_"), KEY_ARN, f"{multi}x"]
+
+
+def opens_only(key_id: str) -> Answer:
+    def answer(handler: Handler, request: Request) -> None:
+        right = request.json["KeyId"] == key_id
+        said = ok(Plaintext=encoded(KEY)) if right else refusal("IncorrectKeyException")
+        said(handler, request)
+
+    return answer
+
+
+def test_a_former_key_of_an_alias_unwraps_if_it_is_named(faults: Faults) -> None:
+    old = KEY_ARN.replace("1234", "9999")
+    faults.by_operation["Decrypt"] = opens_only(old)
+    with pytest.raises(KmsUnwrapError):
+        faults.kms().unwrap_key(b"wrapped", "alias/a")
+    pairs = f"alias/b={KEY_ARN}, alias/a={KEY_ARN}, alias/a={old}"
+    kms = AwsKms(
+        {"client.region": REGION, "kms.endpoint": faults.url, "kms.aws.former-keys": pairs}
+    )
+    assert pickle.loads(pickle.dumps(kms)).unwrap_key(b"wrapped", "alias/a") == KEY
+    with pytest.raises(KmsUnwrapError, match="alias/b"):
+        kms.unwrap_key(b"wrapped", "alias/b")
+    # A former key that could not be asked is not one that does not unwrap.
+    faults.script = [refusal("IncorrectKeyException"), refusal("KMSInternalException", "", 500)]
+    del faults.by_operation["Decrypt"]
+    with pytest.raises(KmsUnavailableError):
+        kms.unwrap_key(b"wrapped", "alias/a")
+
+
+def test_what_an_alias_stands_for_is_noted_beside_it(faults: Faults) -> None:
+    faults.script = [wrapped_ok]
+    faults.by_operation["GenerateDataKey"] = ok(
+        CiphertextBlob=encoded(b"wrapped"), Plaintext=encoded(KEY), KeyId=KEY_ARN
+    )
+    kms = faults.kms()
+    kek = KeyEncryptionKey.generate(kms, "alias/a", key_size=16)
+    assert kek.entry.encrypted_by_id == "alias/a"
+    assert list(kek.entry.properties) == ["ags1.master-key", "KEY_TIMESTAMP"]  # Java's order
+    assert kek.entry.properties["ags1.master-key"] == KEY_ARN
+    # It does not unwrap with the key that an entry merely says.
+    faults.by_operation["Decrypt"] = opens_only(KEY_ARN)
+    with pytest.raises(KmsUnwrapError, match=f"says that it was wrapped by '{KEY_ARN}'"):
+        KeyEncryptionKey.unwrap(kms, kek.entry)
+    assert [r.json["KeyId"] for r in faults.requests if r.operation == "Decrypt"] == ["alias/a"]
+    faults.by_operation["Decrypt"] = ok(Plaintext=encoded(KEY))
+    assert "ags1.master-key" not in kek.rewrap(kms, KEY_ARN).entry.properties
+
+
+def test_a_request_that_kms_cannot_read_says_nothing_about_the_wrapped_key(faults: Faults) -> None:
+    what = "failed to satisfy constraint: Member must have length less than or equal to 2048"
+    for place, error in (("keyId", KmsKeyNotFoundError), ("encryptionAlgorithm", KmsError)):
+        faults.script = [refusal("ValidationException", f"Value 'x' at '{place}' {what}")]
+        with pytest.raises(error, match="ValidationException") as caught:
+            faults.kms().unwrap_key(b"wrapped", "alias/a b")
+        assert type(caught.value) is error
 
 
 def test_what_kms_quotes_of_the_request_is_not_repeated(faults: Faults) -> None:
@@ -718,6 +769,112 @@ def test_a_profile_is_used(faults: Faults, tmp_path: Path, monkeypatch: pytest.M
         faults.kms(client__profile_name="sea").wrap_key(KEY, KEY_ID)
 
 
+def takes_only(access_key_id: str, refused: Answer) -> Answer:
+    def answer(handler: Handler, request: Request) -> None:
+        right = f"Credential={access_key_id}/" in request.headers["authorization"]
+        (wrapped_ok if right else refused)(handler, request)
+
+    return answer
+
+
+@pytest.mark.parametrize("code", ["ExpiredTokenException", "AccessDeniedException"])
+def test_a_credentials_file_that_was_rewritten_is_read_again(
+    faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    file = tmp_path / "credentials"
+
+    def write(name: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {name}\naws_secret_access_key = s\n")
+        faults.script = [takes_only(name, refusal(code))]
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    write("OLD")
+    kms = faults.kms()
+    kms.wrap_key(KEY, KEY_ID)
+    write("NEW")
+    faults.requests.clear()
+    results: list[bytes] = []
+    work = functools.partial(kms.wrap_key, KEY, KEY_ID)
+    threads = [threading.Thread(target=lambda: results.append(work())) for _ in range(6)]
+    made = []
+    connect = kms._connection._make
+    monkeypatch.setattr(kms._connection, "_make", lambda: made.append(1) or connect())
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [b"wrapped"] * 6
+    assert len(made) == 1  # for all threads
+    # A refusal that lasts is tried twice, and credentials in the properties cannot change.
+    faults.script = [refusal(code)]
+    fixed = {"client__access_key_id": "A", "client__secret_access_key": "s"}
+    for client, count in ((kms, 2), (faults.kms(**fixed), 1)):
+        faults.requests.clear()
+        with pytest.raises(KmsAccessDeniedError):
+            client.wrap_key(KEY, KEY_ID)
+        assert faults.operations == ["Encrypt"] * count
+
+
+LEAST = [
+    ({"kms:Encrypt", "kms:Decrypt"}, "make wrap unwrap rewrap"),
+    ({"kms:GenerateDataKey", "kms:Decrypt"}, "make unwrap"),
+    ({"kms:Encrypt"}, "make wrap"),
+    ({"kms:Decrypt"}, "unwrap"),
+    ({"kms:ReEncrypt*", "kms:DescribeKey"}, ""),
+]
+
+
+@pytest.mark.parametrize(("actions", "may"), LEAST)
+def test_what_each_right_is_for(
+    kms: AwsKms,
+    endpoint: str,
+    key_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    actions: set[str],
+    may: str,
+) -> None:
+    """With moto's IAM, which allows a user what their policy says and nothing else."""
+    from moto import settings
+    from moto.iam import access_control
+    from moto.kms.exceptions import AccessDeniedException
+
+    def refuse(_: object) -> None:
+        raise AccessDeniedException("not authorized")  # in KMS's form; moto uses IAM's
+
+    iam = boto3.client("iam", region_name=REGION, endpoint_url=endpoint)
+    user = f"user{len(may)}"
+    iam.create_user(UserName=user)
+    statement = {"Effect": "Allow", "Action": sorted(actions), "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam.put_user_policy(UserName=user, PolicyName="least", PolicyDocument=document)
+    made = iam.create_access_key(UserName=user)["AccessKey"]
+    kek = KeyEncryptionKey.generate(kms, key_id, key_size=16)
+    wrapped = kms.wrap_key(KEY, key_id)
+    least = AwsKms(
+        {
+            "client.region": REGION,
+            "kms.endpoint": endpoint,
+            "client.access-key-id": made["AccessKeyId"],
+            "client.secret-access-key": made["SecretAccessKey"],
+        }
+    )
+    monkeypatch.setattr(access_control.IAMRequest, "_raise_access_denied", refuse)
+    monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
+    for name, work in {
+        "make": lambda: KeyEncryptionKey.generate(least, key_id, key_size=16),
+        "wrap": lambda: least.wrap_key(KEY, key_id),
+        "unwrap": lambda: least.unwrap_key(wrapped, key_id),
+        "rewrap": lambda: kek.rewrap(least, key_id),
+    }.items():
+        if name in may.split():
+            work()
+        else:
+            with pytest.raises(KmsAccessDeniedError):
+                work()
+
+
 def test_missing_credentials_and_regions_are_named(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -934,7 +1091,6 @@ def test_no_key_and_no_token_is_logged(log: Log, faults: Faults, answer: str) ->
         lambda: kms.wrap_key(KEY, KEY_ID),
         lambda: kms.unwrap_key(b"wrapped", KEY_ID),
         lambda: kms.generate_key(KEY_ID, 16),
-        lambda: kms.rewrap_key(b"wrapped", KEY_ID),
     ):
         try:
             call()

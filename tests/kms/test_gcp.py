@@ -362,6 +362,32 @@ class TestCredentials:
         restored = pickle.loads(pickle.dumps(client))
         assert restored.unwrap_key(restored.wrap_key(KEY, key_id), key_id) == KEY
 
+    @pytest.mark.parametrize("status", ["UNAUTHENTICATED", "PERMISSION_DENIED"])
+    def test_default_credentials_are_looked_up_again_after_a_refusal(
+        self, server: GcpServer, key_id: str, monkeypatch: pytest.MonkeyPatch, status: str
+    ) -> None:
+        import google.auth
+        from google.oauth2.credentials import Credentials
+
+        found: list[str] = []
+
+        def default(*_: object, **options: object) -> tuple[Credentials, str]:
+            found.append(f"token-{len(found) + 1}")
+            return Credentials(token=found[-1]), "test-project"
+
+        monkeypatch.setattr(google.auth, "default", default)
+        client = GcpKms({"kms.gcp.endpoint": server.url})
+        server.authorization = "Bearer token-1"
+        wrapped = client.wrap_key(KEY, key_id)
+        server.authorization = "Bearer token-2"
+        server.faults.append(error(status))
+        assert client.unwrap_key(wrapped, key_id) == KEY
+        server.faults.extend([error(status)] * 2)
+        with pytest.raises(KmsAccessDeniedError):
+            client.unwrap_key(wrapped, key_id)
+        assert not server.faults
+        assert len(found) == 3
+
     def test_a_token_is_neither_shown_nor_pickled(self, kms: GcpKms) -> None:
         assert TOKEN not in repr(kms) + str(kms) + repr(vars(kms))
         with pytest.raises(TypeError, match=r"gcs\.oauth2\.token"):

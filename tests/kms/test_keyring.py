@@ -33,7 +33,7 @@ from ags1.errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
-from ags1.kms import KmsClient, LocalKms, Rewrapper, create_key, default_keyring_path
+from ags1.kms import KmsClient, LocalKms, create_key, default_keyring_path
 from ags1.kms import from_properties as kms_from_properties
 from ags1.kms import keyring as keyring_module
 from ags1.kms import passphrase as passphrase_module
@@ -467,7 +467,6 @@ class TestContract(KmsContract):
 
 def test_the_client_manages_its_keys(keyring: Path) -> None:
     kms = LocalKms(str(keyring))
-    assert isinstance(kms, Rewrapper)
     assert not kms.accepts_foreign_keys
     made = kms.create_key("b")
     kms.create_key("a")
@@ -531,18 +530,16 @@ def test_the_last_possible_version_is_the_last(keyring: Path) -> None:
     assert keyring.read_bytes() == before
 
 
-def test_a_rewrapped_key_is_under_the_newest_version(keyring: Path) -> None:
+def test_a_key_is_wrapped_again_under_the_newest_version(keyring: Path) -> None:
     kms = LocalKms(str(keyring))
     old = kms.wrap_key(KEY, "default")
     LocalKms(str(keyring)).rotate_key("default")
-    new = kms.rewrap_key(old, "default")
+    new = kms.wrap_key(kms.unwrap_key(old, "default"), "default")
     assert (old[4], new[4]) == (1, 2)
     document = json.loads(keyring.read_bytes())
     del document["keys"]["default"]["versions"]["1"]
     keyring.write_text(json.dumps(document))
     assert LocalKms(str(keyring)).unwrap_key(new, "default") == KEY
-    with pytest.raises(KmsUnwrapError):
-        kms.rewrap_key(new[:-1], "default")
 
 
 def test_a_fingerprint_tells_which_copies_hold_the_same_key(keyring: Path, tmp_path: Path) -> None:
@@ -844,6 +841,30 @@ def test_damage_under_the_seal_is_refused_without_quoting_it(protected: Path, te
     with pytest.raises(KmsError, match="damaged") as caught:
         LocalKms(str(protected), passphrase=PASSPHRASE).names()
     assert b"c2VjcmV0" not in everything_said(caught.value)
+
+
+def test_a_service_goes_on_when_the_passphrase_file_follows_the_keyring(
+    protected: Path, tmp_path: Path, derivations: list[int]
+) -> None:
+    file = tmp_path / "passphrase"
+    file.touch(0o600)
+    file.write_bytes(PASSPHRASE)
+    kms = LocalKms(str(protected), str(file))
+    wrapped = kms.wrap_key(KEY, "default")
+    set_passphrase(str(protected), b"new", PASSPHRASE)
+    derivations.clear()
+    for _ in range(3):
+        with pytest.raises(KmsAccessDeniedError, match="does not open"):
+            kms.wrap_key(KEY, "default")
+    assert len(derivations) == 1  # it takes a third of a second, for the same result
+    file.write_bytes(b"new")
+    assert kms.unwrap_key(kms.wrap_key(KEY, "default"), "default") == KEY
+    assert kms.unwrap_key(wrapped, "default") == KEY
+    # The key that opened the keyring stays, whatever the file says later.
+    file.write_bytes(b"another one")
+    protected.touch()
+    assert kms.wrap_key(KEY, "default")
+    assert len(derivations) == 2
 
 
 def test_a_passphrase_is_changed_and_removed(protected: Path) -> None:

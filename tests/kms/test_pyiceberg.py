@@ -215,7 +215,7 @@ def test_a_key_that_is_not_wrapped_is_not_stored(kind: type) -> None:
         KeyEncryptionKey.generate(by_py_kms_impl(kind), "keyA", key_size=32)
     kek = KeyEncryptionKey.generate(by_py_kms_impl(WrapsOnly), "keyA", key_size=32)
     with pytest.raises(KmsError, match="returned the key as it is"):
-        kek.rewrap(by_py_kms_impl(Careless), "keyB", same_kms=False)
+        kek.rewrap(by_py_kms_impl(Careless), "keyB")
 
 
 def test_what_it_returns_has_to_be_bytes() -> None:

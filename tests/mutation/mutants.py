@@ -685,14 +685,9 @@ faults(
         "what the KMS wrapped is not unwrapped before the old key goes",
     ),
     (
-        "        properties = {**entry.properties, KEY_TIMESTAMP: self._aad.decode()}",
-        "        properties = {KEY_TIMESTAMP: self._aad.decode()}",
+        "_own_name(kms, master_key_id), **kept, **timestamp}",
+        "_own_name(kms, master_key_id), **timestamp}",
         "wrapping anew drops unknown properties",
-    ),
-    (
-        "        if same_kms and isinstance(kms, Rewrapper) and",
-        "        if isinstance(kms, Rewrapper) and",
-        "another KMS is asked to wrap anew what it never wrapped",
     ),
     (
         "KeyEncryptionKey(rewrapped, self._key, made_here=self.made_here)",

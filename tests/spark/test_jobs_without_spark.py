@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import json
 import os
 import pickle
@@ -25,7 +26,12 @@ pytest.importorskip("pathspec")
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
 from ags1.cli.spark.session import session
-from ags1.errors import KeyMetadataError, KmsKeyNotFoundError, TruncatedError
+from ags1.errors import (
+    KeyMetadataError,
+    KmsAccessDeniedError,
+    KmsKeyNotFoundError,
+    TruncatedError,
+)
 from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
@@ -413,6 +419,37 @@ class TestRuns:
         assert stopped.failed + stopped.not_tried == 40
         with pytest.raises(ValueError, match="max_failures is 0"):
             places.encrypt(max_failures=0)
+
+
+def test_an_alias_that_was_pointed_at_a_new_key(
+    places: Places, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming the former key mends the ledger; and no key is wrapped under a name that only the
+    ledger gives."""
+    boto3 = pytest.importorskip("boto3")
+    places.write("a", "b")
+    with aws_server() as endpoint:
+        for name, value in dummy_environment(endpoint).items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("kms")
+        old, new = (client.create_key()["KeyMetadata"] for _ in range(2))
+        client.create_alias(AliasName="alias/a", TargetKeyId=old["KeyId"])
+        places.kms = KmsConfig({"encryption.kms-type": "aws", "kms.endpoint": endpoint})
+        assert places.encrypt(key_id="alias/a").done == 2
+        client.update_alias(AliasName="alias/a", TargetKeyId=new["KeyId"])
+        places.kms.keks().clear()
+        rewrap = functools.partial(
+            jobs.rewrap_ledger, places.session, ledger=places.ledger, kms=places.kms
+        )
+        with pytest.raises(KmsAccessDeniedError):
+            rewrap(key_ids=["alias/a"])
+        summary = rewrap(key_ids=[new["Arn"], old["Arn"]])
+        assert summary.done == 0
+        assert {failure.kind for failure in summary.failures} == {"KeyMetadataError"}
+        assert rewrap(key_ids=["alias/a", old["Arn"]]).done == 2
+        places.kms.keks().clear()
+        assert places.decrypt(key_ids=["alias/a"]).done == 2
+    assert (places.back / "a").read_bytes() == (places.source / "a").read_bytes()
 
 
 def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None, place: LedgerPlace) -> None:

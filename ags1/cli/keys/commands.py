@@ -242,7 +242,7 @@ def rewrap(
       ags1 key rewrap sealed                     newest version of each one's key
       ags1 key rewrap sealed --to-key new        another key of the same KMS
       ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
-      ags1 key rewrap sealed --kms aws --key alias/old --to-key alias/new --dry-run
+      ags1 key rewrap sealed --kms aws --key $OLD --to-key $NEW --dry-run
     """
     from ...keys.cache import KekCache
     from ...keys.keychain import Keychain

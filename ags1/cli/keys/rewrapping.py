@@ -41,7 +41,10 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     if wanted is None and len(master_key_ids) > 1:
         said = f"several master keys wrap its keys, {', '.join(master_key_ids)}"
         raise KeyMetadataError(f"{said}: name one with --to-key", file=sidecar_file)
-    wanted = wanted or master_key_ids[0]
+    if wanted is None:
+        # The sidecar's writer has chosen this name: we must not wrap keys for anybody.
+        how.keychain.check_trust(before.kek_entries[0])
+        wanted = master_key_ids[0]
     result = {
         "file": sidecar_file,
         "from_master_key_ids": master_key_ids,

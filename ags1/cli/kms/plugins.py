@@ -20,7 +20,6 @@ _BYTES = (bytes, bytearray, memoryview)
 _RESULTS: dict[str, type | tuple[type, ...]] = {
     "wrap_key": _BYTES,
     "unwrap_key": _BYTES,
-    "rewrap_key": _BYTES,
     "generate_key": GeneratedKey,
     "close": object,
 }
@@ -39,7 +38,7 @@ def guarded(kms: KmsClient, name: str) -> KmsClient:
 
 class _Guarded:
     """A client whose calls go through ``failures_of``. It has exactly the methods that the client
-    has. So it supports the same optional protocols (``Rewrapper``) as the client."""
+    has."""
 
     def __init__(self, kms: Any, name: str) -> None:
         self._kms = kms

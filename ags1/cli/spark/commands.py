@@ -137,7 +137,7 @@ def encrypt(
     Examples:
       ags1 spark encrypt warehouse sealed --ledger ledger
       ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
-      ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
+      ags1 spark encrypt in sealed --ledger ledger --kms aws --key $KEY --json
       ags1 spark encrypt in sealed --ledger ledger --include '*.csv' --exclude tmp/ --dry-run
     """
     from ...spark.ledger import ledger_location

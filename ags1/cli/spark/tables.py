@@ -43,7 +43,7 @@ def verify_table(
 
     Examples:
       ags1 spark verify-table db.flights --catalog prod
-      ags1 spark verify-table s3://lake/db/flights --kms aws --key alias/tables --json
+      ags1 spark verify-table s3://lake/db/flights --kms aws --key $KEY --json
     """
 
     def work(opened: EncryptedTable, **named: Any) -> TableVerification:

@@ -116,7 +116,7 @@ def table() -> None:
 
     Examples:
       ags1 table info warehouse/db/flights
-      ags1 table verify s3://lake/db/flights --kms aws --key alias/tables
+      ags1 table verify s3://lake/db/flights --kms aws --key $KEY
       ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
       ags1 table changes db.flights --catalog prod --from 7d
       ags1 table create db.flights --catalog prod --like flights.parquet
@@ -326,7 +326,7 @@ def verify(where: TableOptions, asked: VerifyingOptions, threads: int | None, ou
     Examples:
       ags1 table verify warehouse/db/flights
       ags1 table verify db.flights --catalog prod --strict --quiet || mail -s broken me
-      ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
+      ags1 table verify s3://lake/db/flights --kms aws --key $KEY --json \\
           | jq '.findings[] | select(.severity == "error")'
     """
 

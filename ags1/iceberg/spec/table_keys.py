@@ -121,12 +121,14 @@ def rotate(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange
     """Wrap every manifest list's key under one new KEK, and remove the other KEKs.
 
     There is one KMS call, and one more for each old KEK that is not in the cache. If the table has
-    no keys, there are no updates. Raises KeyMetadataError or AuthenticationError if an entry cannot
-    be decrypted (if nothing refers to it, ``prune`` first), KmsError, and ValueError if ``manager``
-    does not have the keys of ``metadata``.
+    no keys, there are no updates. An entry that cannot be decrypted stays as it is if nothing in
+    ``metadata`` refers to it; ``prune`` removes it. Otherwise, raises KeyMetadataError or
+    AuthenticationError, KmsError, and ValueError if ``manager`` does not have the keys of
+    ``metadata``.
     """
     _check_base(metadata, manager)
-    return _change(metadata, manager, manager.rotate() if manager.encryption_keys else manager)
+    rotated = manager.rotate(needed_keys(metadata)) if manager.encryption_keys else manager
+    return _change(metadata, manager, rotated)
 
 
 def rewrap(
@@ -137,9 +139,10 @@ def rewrap(
 ) -> KeyChange:
     """Wrap every KEK under another master key or KMS, or under the newest version of its own. The
     table's ``encryption.key-id`` changes in the same commit. There are three KMS calls for each
-    KEK. Raises KmsError, KeyMetadataError, and ValueError as ``rotate``."""
+    KEK. As in ``rotate``, only what ``metadata`` refers to has to be decrypted. Raises KmsError,
+    KeyMetadataError, and ValueError as ``rotate``."""
     _check_base(metadata, manager)
-    rewrapped = manager.rewrap(kms, table_key_id)
+    rewrapped = manager.rewrap(kms, table_key_id, needed_keys(metadata))
     change = _change(metadata, manager, rewrapped)
     if rewrapped.table_key_id != manager.table_key_id:
         properties = {TABLE_KEY_ID: rewrapped.table_key_id}
@@ -272,7 +275,7 @@ def _check_base(metadata: Mapping[str, Any], manager: EncryptionManager) -> None
 
 
 def _keys(metadata: Mapping[str, Any]) -> tuple[EncryptedKey, ...]:
-    return parse_encryption_keys(metadata.get(_KEYS) or [])
+    return parse_encryption_keys(metadata.get(_KEYS))
 
 
 def _snapshot_keys(metadata: Mapping[str, Any]) -> dict[int, str]:

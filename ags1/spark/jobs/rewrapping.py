@@ -155,10 +155,12 @@ class _Rewrapping:
         if master_key_id is None:
             said = "a KEK in the ledger does not say which master key wrapped it: restore a copy"
             raise KeyMetadataError(said)
+        if self.to_key_id is None:
+            self.keys.check_trust(entry)
         elsewhere = self.to != self.keys.kms
         if elsewhere and entry.encrypted_by_id == master_key_id:
             # An earlier run may have done this KEK. Or both KMSs have a key of this name.
             with contextlib.suppress(KmsUnwrapError, KmsKeyNotFoundError):
                 return self.to.keks().unwrap(entry)
         kek = self.keys.unwrap_kek(entry)
-        return kek.rewrap(self.to.client(), master_key_id, same_kms=not elsewhere)
+        return kek.rewrap(self.to.client(), master_key_id)
