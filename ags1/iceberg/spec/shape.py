@@ -110,9 +110,9 @@ def check_evolution(schema: Mapping[str, Any], before: Iterable[Mapping[str, Any
     have its values. ``before`` are earlier schemas; if a column is in several, the last one counts.
 
     By the specification's "Schema Evolution", an int may become a long, a float a double, a decimal
-    may get a larger precision, and an unknown type may become any type. A date stays one, as in
-    Java, which cannot read a date's bounds as times. (Java keeps an unknown type, too.) The key of
-    a map does not change, because two keys could become equal. A field stays in its struct.
+    may get a larger precision, and an unknown type may become any type. Java is stricter: an
+    unknown type stays. As in Java, a date does not become a time, and the key of a map does not
+    change, because two keys could become equal. A field stays in its struct.
     """
     earlier = {column.id: column for each in before for column in walk(each)}
     for column in walk(schema):
