@@ -211,7 +211,6 @@ def test_keys(
         keys = array(stored[part], kind.arrow)
         table.append(pa.table({"k": keys, "v": pa.array(range(len(keys)), pa.int64())}))
     before = rows_of(table)
-    given = [(key, 100 + i) for i, key in enumerate(kind.given)]
     # The model: a row of the source takes the place of that with an equal key.
     new = {key: 100 + i for i, key in enumerate(kind.given)}
     matched = {key for key, _ in before if key in new}
@@ -305,7 +304,7 @@ VALUES: dict[str, tuple[IcebergType, pa.DataType, list[tuple[Any, Any, bool]]]] 
             ([NAN], [NAN], False),
             ([None], [], True),
             ([], None, True),
-            ([1.0, None],) * 2 + (False,),
+            ([1.0, None], [1.0, None], False),
         ],
     ),
     "map": (
