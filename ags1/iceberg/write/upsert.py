@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,13 +59,14 @@ class Upsert:
         if update:
             # Rows are replaced as a whole, so the values of such a column would be lost.
             check_readable(schema, "insert only, by when_matched_update_all=False")
+        df.select(keys)  # raises KeyError if a column is not there
         conversion = RowConversion(schema, df.schema, keep_unknown=True)
         converted = pa.Table.from_batches(
             map(conversion.convert, df.to_batches()), conversion.arrow_schema
         )
         names = [field.name for field in writable(schema, is_avro=True).fields]
         self._rows = converted.rename_columns(names)
-        for name in df.select(keys).column_names:
+        for name in keys:
             column = self._rows[name]
             is_float = pa.types.is_floating(column.type)
             if column.null_count or (is_float and pc.any(pc.is_nan(column)).as_py()):
@@ -72,22 +74,20 @@ class Upsert:
                     f"the key {name!r} is null or NaN in a row: such a row matches no other"
                 )
         self._keys = keys
+        self._key_table = pa.table([_comparable(self._rows[name]) for name in keys], keys)
+        if upsert_util.has_duplicate_rows(self._key_table, keys):
+            raise ValueError(
+                "Duplicate rows found in source dataset based on the key columns. No upsert "
+                "executed"
+            )
+        batches = self._key_table.to_batches()
+        digests = (key for batch in batches for key in _as_bytes(row_digests(batch.columns)))
+        self._row_of = {key: row for row, key in enumerate(digests)}
         self._values = [name for name in names if name not in keys]
         self._lacking = [name for name in names if name not in df.column_names]
         self._update = update
         self._insert = insert
         self._case_sensitive = case_sensitive
-        self._row_of = {
-            key: row
-            for row, key in enumerate(
-                key for batch in self._rows.to_batches() for key in self._keys_of(batch)
-            )
-        }
-        if len(self._row_of) < len(df):
-            raise ValueError(
-                "Duplicate rows found in source dataset based on the key columns. No upsert "
-                "executed"
-            )
         self._inserted: list[int] = []
         self.result = UpsertResult()
 
@@ -97,7 +97,7 @@ class Upsert:
         matched: set[int] = set()
         changed: list[int] = []
         for batch in self._matched(view, range(len(self._rows))):
-            rows = [self._row_of[key] for key in self._keys_of(batch)]
+            rows = self._rows_for(batch)
             if self._update:
                 if len(set(rows)) < len(rows) or not matched.isdisjoint(rows):
                     raise ValueError("Target table has duplicate rows, aborting upsert")
@@ -122,32 +122,28 @@ class Upsert:
                 "committed. Load the table again and repeat the upsert"
             )
 
-    def _keys_of(self, batch: pa.RecordBatch) -> list[bytes]:
-        """Return what is equal for equal keys, for each row."""
-        columns = [batch.column(name) for name in self._keys]
-        digests = row_digests([_with_one_zero(column) for column in columns])
-        keys: list[bytes] = digests.view("V16").ravel().tolist()
-        return keys
+    def _rows_for(self, batch: pa.RecordBatch) -> list[int]:
+        """Return for each of the table's rows in ``batch`` the row with the same key."""
+        keys = row_digests([_comparable(batch.column(name)) for name in self._keys])
+        return [self._row_of[key] for key in _as_bytes(keys)]
 
     def _changed(self, batch: pa.RecordBatch, rows: list[int]) -> list[int]:
         """Return those of the rows that differ from the table's rows in ``batch`` in a value."""
         if not self._values or not rows:
             return []
-        table = _digests(batch.select(self._values))
+        table = row_digests(batch.select(self._values).columns)
         differs = (table != self._value_digests[rows]).any(axis=1)
         return [row for row, is_changed in zip(rows, differs, strict=True) if is_changed]
 
     @functools.cached_property
     def _value_digests(self) -> Digests:
-        return np.concatenate(
-            [_digests(batch) for batch in self._rows.select(self._values).to_batches()]
-        )
+        batches = self._rows.select(self._values).to_batches()
+        return np.concatenate([row_digests(batch.columns) for batch in batches])
 
     def _filter(self, rows: Sequence[int]) -> BooleanExpression:
         """Return the filter of the table's rows that have the keys of the rows."""
-        keys = self._rows.select(self._keys).take(_indices(rows))
-        literals = pa.table([_literals(column) for column in keys.columns], self._keys)
-        row_filter: BooleanExpression = upsert_util.create_match_filter(literals, self._keys)
+        keys = self._key_table.take(_indices(rows))
+        row_filter: BooleanExpression = upsert_util.create_match_filter(keys, self._keys)
         return row_filter
 
     def _matched(self, view: TableView, rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -168,22 +164,19 @@ class Upsert:
         return iter(scan.to_arrow_batch_reader())
 
 
-def _digests(batch: pa.RecordBatch) -> Digests:
-    return row_digests(batch.columns)
+def _as_bytes(digests: Digests) -> list[bytes]:
+    each: list[bytes] = digests.view("V16").ravel().tolist()
+    return each
 
 
-def _with_one_zero(column: pa.Array) -> pa.Array:
-    """Return a column in which floating -0.0 is 0.0."""
-    is_float = pa.types.is_floating(column.type)
-    return pc.add(column, pa.scalar(0.0, column.type)) if is_float else column
-
-
-def _literals(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return keys in a form that PyIceberg can group and make literals of."""
+def _comparable(column: Any) -> Any:
+    """Return a column of keys in a form in which equal keys have the same bytes, and of which
+    PyIceberg makes literals."""
     kind = column.type
+    if pa.types.is_floating(kind):
+        return pc.add(column, pa.scalar(0.0, kind))  # -0.0 + 0.0 is 0.0
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        # Python's times have no nanoseconds.
-        return column.cast(pa.int64())
+        return column.cast(pa.int64())  # Python's times have no nanoseconds
     return column.cast(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else column
 
 

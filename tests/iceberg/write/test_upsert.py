@@ -263,7 +263,7 @@ def test_several_columns_are_a_key(catalog: EncryptedCatalog) -> None:
     ]
 
 
-def test_keys_that_are_twice_in_the_source(catalog: EncryptedCatalog) -> None:
+def test_keys_that_are_refused(catalog: EncryptedCatalog) -> None:
     table = create(catalog, types.DoubleType(), LongType())
     for keys in ([0.0, -0.0], [1.0, 1.0], pa.array([2.0, 2.0]).dictionary_encode()):
         with pytest.raises(ValueError, match="Duplicate rows found in source"):
@@ -272,7 +272,13 @@ def test_keys_that_are_twice_in_the_source(catalog: EncryptedCatalog) -> None:
     for keys in ([NAN], pa.array([None], pa.float64()), no_value):
         with pytest.raises(ValueError, match="'k' is null or NaN"):
             table.upsert(pa.table({"k": keys, "v": [1] * len(keys)}), ["k"])
-    assert table.current_snapshot() is None
+    point = pa.array([{"x": 1.0}])
+    nested = catalog.create_table("db.nested", pa.schema([("k", point.type)]), properties=ENCRYPTED)
+    with pytest.raises(NotImplementedError, match="Keys of type struct"):
+        nested.upsert(pa.table({"k": point}), ["k"])
+    with pytest.raises(KeyError, match="does not exist"):
+        table.upsert(pa.table({"K": [1.0]}), ["k"], case_sensitive=False)
+    assert table.current_snapshot() is nested.current_snapshot() is None
 
 
 @pytest.mark.parametrize("parts", [1, 2])
