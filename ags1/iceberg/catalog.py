@@ -26,7 +26,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableUpdate
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    SetPropertiesUpdate,
+    TableRequirement,
+    TableUpdate,
+)
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
@@ -55,6 +60,7 @@ from .pyiceberg.rest import register_rest_table
 from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
 from .read.metadata import table_key_id
+from .spec.shape import check_evolution
 from .storage.output import TableOutput
 from .storage.trust import Trust
 from .table import EncryptedTable, kms_client
@@ -459,9 +465,15 @@ class EncryptedCatalog(DelegatingCatalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> CommitTableResponse:
-        """Commit PyIceberg's updates to a table, as PyIceberg does."""
+        """Commit PyIceberg's updates to a table, as PyIceberg does. Raises TypeChangeError, a
+        ValueError and PyIceberg's ValidationError, if a column would get a type that the values in
+        its files do not have."""
         if not isinstance(table, EncryptedTable):
+            schemas = (*table.metadata.schemas, table.schema())
+            before = [schema.model_dump(mode="json") for schema in schemas]
             for update in updates:
+                if isinstance(update, AddSchemaUpdate):
+                    check_evolution(update.schema_.model_dump(mode="json"), before)
                 if isinstance(update, SetPropertiesUpdate) and TABLE_KEY_ID in update.updates:
                     raise ValueError(
                         f"{TABLE_KEY_ID!r} does not encrypt a table that exists: use "

@@ -71,10 +71,10 @@ SCHEMAS = [
     struct(*FIRST[:2]),
     struct(*FIRST[1:]),
     struct(*FIRST, column(10, NESTED)),
-    struct(*FIRST, column(5, "timestamp_ns")),
+    struct(*FIRST, column(7, "timestamp_ns")),
     struct(*FIRST, column(5, "double", **{"initial-default": 1e10, "write-default": 0.5})),
-    struct(*FIRST, column(5, "float", **{"write-default": 1.1})),
-    struct(*FIRST, column(10, struct(column(14, "uuid"), column(15, "fixed[3]")))),
+    struct(*FIRST, column(6, "float", **{"write-default": 1.1})),
+    struct(*FIRST, column(16, struct(column(14, "uuid"), column(15, "fixed[3]")))),
 ]
 
 

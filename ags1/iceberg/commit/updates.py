@@ -4,8 +4,9 @@ Updates and metadata are parsed JSON, in the forms of the REST and the table spe
 without a server need this. PyIceberg's ``update_table_metadata`` does not replace it: it drops
 ``encryption-keys``, a snapshot's ``key-id``, and all fields and types that PyIceberg does not know.
 
-Two rules are added to Java's: a new snapshot of an encrypted table must have a key, and a key that
-something still needs cannot be removed. Pure: knows nothing of files, catalogs and plaintext keys.
+Three rules are added to Java's: a new snapshot of an encrypted table must have a key, a key that
+something still needs cannot be removed, and a column's type changes only as the specification
+allows. Pure: knows nothing of files, catalogs and plaintext keys.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..spec.refs import RETENTION, ref_of, refs_of
 from ..spec.shape import (
     FIRST_PARTITION_ID,
     LINEAGE,
+    check_evolution,
     checked_schema,
     known_sort_fields,
     partition_fields,
@@ -184,6 +186,7 @@ class _Table:
         if is_known and last_column == self._table["last-column-id"]:
             self._schemas.last = schema_id if schema_id in self._schemas.ids else None
             return
+        self._check_evolution(schema)
         self._table["last-column-id"] = last_column
         if not is_known:
             schema = schema_in_java_order({**schema, "schema-id": schema_id})
@@ -204,7 +207,12 @@ class _Table:
         schema_id = self._chosen(update, "schema-id", self._schemas.last, "schema")
         if schema_id not in self._by_id("schemas", "schema-id"):
             raise ValueError(f"the table has no schema {schema_id}")
+        self._check_evolution(self._by_id("schemas", "schema-id")[schema_id])
         self._shape_changed |= self._set("current-schema-id", schema_id)
+
+    def _check_evolution(self, schema: Mapping[str, Any]) -> None:
+        # An ID that the current schema does not have may be that of a column that was dropped.
+        check_evolution(schema, [*self._table["schemas"], self._current_schema() or {}])
 
     def _remove_schemas(self, update: Mapping[str, Any]) -> None:
         self._remove_from("schemas", "schema-id", wholes(update, "schema-ids"), "current-schema-id")

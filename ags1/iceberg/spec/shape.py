@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.transforms import UnknownTransform, parse_transform
+from pyiceberg.types import DecimalType, IcebergType
 
 from .column_types import OpaqueType, primitive_type
 from .java_json import fields_in, schema_in_java_order
@@ -17,17 +19,33 @@ LINEAGE = 3
 _NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 
 
+# The type that a column may get, by the one that it has. A decimal may get a larger precision.
+_PROMOTIONS = {"int": "long", "float": "double"}
+
+
+class TypeChangeError(ValidationError, ValueError):
+    """A schema would give a column a type that the values in its files do not have."""
+
+
 class Column(NamedTuple):
-    """A field of a schema: its full name, and whether it is inside a list or map."""
+    """A field of a schema: its full name, whether it is inside a list or map, and whether it is a
+    map's key or inside one. ``parent_id`` is the field that it is part of; -1 in a schema."""
 
     id: int
     name: str
     type: Any
     in_collection: bool
+    in_key: bool
+    parent_id: int
 
 
-def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[Column]:
-    """Yield the fields in the JSON of a schema or type, outer fields first."""
+# What the columns of a schema are in.
+_SCHEMA = Column(-1, "", None, in_collection=False, in_key=False, parent_id=-1)
+
+
+def walk(kind: Any, outer: Column | None = None) -> Iterator[Column]:
+    """Yield the fields in the JSON of a schema, outer fields first; of a type if it is that of
+    ``outer``."""
     if not isinstance(kind, Mapping):
         return
     inner: list[tuple[Any, Any, Any]] = []
@@ -38,10 +56,18 @@ def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[C
         inner = [(kind.get("element-id"), "element", kind.get("element"))]
     elif of == "map":
         inner = [(kind.get(f"{part}-id"), part, kind.get(part)) for part in ("key", "value")]
+    above = outer or _SCHEMA
     for field_id, name, field_type in inner:
-        column = Column(field_id, f"{prefix}{name}", field_type, in_collection or of != "struct")
+        column = Column(
+            field_id,
+            name if outer is None else f"{outer.name}.{name}",
+            field_type,
+            in_collection=above.in_collection or of != "struct",
+            in_key=above.in_key or (of == "map" and name == "key"),
+            parent_id=above.id,
+        )
         yield column
-        yield from walk(field_type, f"{column.name}.", column.in_collection)
+        yield from walk(field_type, column)
 
 
 def checked_schema(schema: Any, version: int) -> dict[str, Any]:
@@ -77,6 +103,56 @@ def schema_content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:
     """Return what is equal for equal schemas: all but the id."""
     ordered = schema_in_java_order(dict(schema))
     return ordered.get("fields"), frozenset(ordered.get("identifier-field-ids") or ())
+
+
+def check_evolution(schema: Mapping[str, Any], before: Iterable[Mapping[str, Any]]) -> None:
+    """Raise TypeChangeError if a column of ``schema`` has the ID of an earlier column and cannot
+    have its values. ``before`` are earlier schemas; if a column is in several, the last one counts.
+
+    By the specification's "Schema Evolution", an int may become a long, a float a double, a decimal
+    may get a larger precision, and an unknown type may become any type. Java is stricter: an
+    unknown type stays. As in Java, a date does not become a time, and the key of a map does not
+    change, because two keys could become equal. A field stays in its struct.
+    """
+    earlier = {column.id: column for each in before for column in walk(each)}
+    for column in walk(schema):
+        was = earlier.get(column.id)
+        if was is None:
+            continue
+        if was.parent_id != column.parent_id:
+            raise TypeChangeError(
+                f"Cannot move a column to another struct: {was.name} -> {column.name}"
+            )
+        old, new = _outline(was), _outline(column)
+        if old != new and (column.in_key or not _is_promotion(old, new)):
+            raise TypeChangeError(
+                f"Cannot change column type: {column.name}: {_type_name(was)} -> "
+                f"{_type_name(column)}. Add a new column instead"
+            )
+
+
+def _outline(column: Column) -> Any:
+    """Return a primitive type. Return of another type what stays the same if its fields change."""
+    kind = column.type
+    if isinstance(kind, str):
+        return primitive_type(kind)
+    of = kind.get("type")
+    if of == "struct":
+        return of, column.in_key and {field["id"] for field in kind["fields"]}
+    ids = [kind.get(name) for name in ("element-id", "key-id", "value-id")]
+    return (of, ids) if of in ("list", "map") else kind
+
+
+def _is_promotion(old: Any, new: Any) -> bool:
+    if isinstance(old, DecimalType) and isinstance(new, DecimalType):
+        return old.scale == new.scale and old.precision < new.precision
+    return str(old) == "unknown" or (
+        isinstance(new, IcebergType) and _PROMOTIONS.get(str(old)) == str(new)
+    )
+
+
+def _type_name(column: Column) -> str:
+    return column.type if isinstance(column.type, str) else str(column.type.get("type"))
 
 
 def partition_fields(spec: Any) -> list[dict[str, Any]]:

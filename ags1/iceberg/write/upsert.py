@@ -3,27 +3,31 @@
     the table has a row with the same key     rows_updated: if a value differs, replace the row
     it has none                               rows_inserted: add the row
 
-PyIceberg compares the rows (``pyiceberg.table.upsert_util``). This module does not know files.
+The caller's rows are converted to the table's types first. Two keys are equal if they are in Spark:
+0.0 equals -0.0, and text is compared by its bytes. A key of the caller is never null or NaN. Other
+values differ if they differ in Java: null equals null, NaN equals NaN, -0.0 is not 0.0. This module
+does not know files.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysFalse, BooleanExpression, Or
-from pyiceberg.expressions.visitors import bind
-from pyiceberg.io.pyarrow import expression_to_pyarrow
+from pyiceberg.expressions import AlwaysFalse, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import UpsertResult, upsert_util
-from pyiceberg.types import LongType, TimestampNanoType, TimestamptzNanoType
 
-from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
+from ..read.row_digests import Digests, row_digests
 from ..read.scan import EncryptedScan
-from ..spec.column_types import as_stored, check_readable
+from ..spec.column_types import check_readable, writable
 from .conflicts import ConflictError
+from .conversion import RowConversion
 from .view import TableView
-
-_NANOSECONDS = TimestampNanoType, TimestamptzNanoType
 
 
 class Upsert:
@@ -52,108 +56,129 @@ class Upsert:
             )
         if not (update or insert):
             raise ValueError("an upsert that neither updates nor inserts does nothing")
+        if update:
+            # Rows are replaced as a whole, so the values of such a column would be lost.
+            check_readable(schema, "insert only, by when_matched_update_all=False")
+        df.select(keys)  # raises KeyError if a column is not there
+        conversion = RowConversion(schema, df.schema, keep_unknown=True)
+        converted = pa.Table.from_batches(
+            map(conversion.convert, df.to_batches()), conversion.arrow_schema
+        )
+        names = [field.name for field in writable(schema, is_avro=True).fields]
+        self._rows = converted.rename_columns(names)
         for name in keys:
-            column = df[name]
+            column = self._rows[name]
             is_float = pa.types.is_floating(column.type)
             if column.null_count or (is_float and pc.any(pc.is_nan(column)).as_py()):
                 raise ValueError(
                     f"the key {name!r} is null or NaN in a row: such a row matches no other"
                 )
-        if upsert_util.has_duplicate_rows(df, keys):
+        self._keys = keys
+        self._key_table = pa.table([_comparable(self._rows[name]) for name in keys], keys)
+        if upsert_util.has_duplicate_rows(self._key_table, keys):
             raise ValueError(
                 "Duplicate rows found in source dataset based on the key columns. No upsert "
                 "executed"
             )
-        if update:
-            # Rows are replaced as a whole, so the values of such a column would be lost.
-            check_readable(schema, "insert only, by when_matched_update_all=False")
-        check_arrow_schema(
-            as_stored(schema),
-            df.schema,
-            downcast_ns_timestamp_to_us=bool(downcasts_ns_timestamps()),
-        )
-        self._rows = df
-        self._keys = keys
+        batches = self._key_table.to_batches()
+        digests = (key for batch in batches for key in _as_bytes(row_digests(batch.columns)))
+        self._row_of = {key: row for row, key in enumerate(digests)}
+        self._values = [name for name in names if name not in keys]
+        self._lacking = [name for name in names if name not in df.column_names]
         self._update = update
         self._insert = insert
         self._case_sensitive = case_sensitive
-        self._nanoseconds = {
-            name
-            for name in keys
-            if isinstance(schema.find_type(name, case_sensitive), _NANOSECONDS)
-        }
-        self._inserted = df.slice(0, 0)
+        self._inserted: list[int] = []
         self.result = UpsertResult()
 
     def against(self, view: TableView) -> tuple[BooleanExpression, pa.Table]:
-        """Return the filter of the table's rows to delete, and the rows to write."""
-        to_insert = self._in_numbers(self._rows)
-        updates: list[pa.Table] = []
-        filters: list[BooleanExpression] = []
-        schema = self._of_numbers(view.schema)
-        for batch in self._matched(view, self._rows):
-            rows = pa.Table.from_batches([batch])
+        """Return the filter of the table's rows to delete, and the rows to write. Raises ValueError
+        if a row would update several, or if rows to update would lose the values of a column."""
+        matched: set[int] = set()
+        changed: list[int] = []
+        for batch in self._matched(view, range(len(self._rows))):
+            rows = self._rows_for(batch)
             if self._update:
-                changed = upsert_util.get_rows_to_update(self._rows, rows, self._keys)
-                if len(changed):
-                    updates.append(changed)
-                    filters.append(self._match_filter(changed))
-            if self._insert:
-                matched = self._match_filter(rows)
-                bound = bind(schema, matched, case_sensitive=self._case_sensitive)
-                to_insert = to_insert.filter(~expression_to_pyarrow(bound))
-        to_insert = to_insert.cast(self._rows.schema)
-        if not self._insert:
-            to_insert = to_insert.slice(0, 0)
-        self._inserted = to_insert
-        updated = sum(map(len, updates))
-        self.result = UpsertResult(rows_updated=updated, rows_inserted=len(to_insert))
-        row_filter: BooleanExpression = AlwaysFalse()
-        if filters:
-            row_filter = filters[0] if len(filters) == 1 else Or(*filters)
-        return row_filter, pa.concat_tables([*updates, to_insert])
+                if len(set(rows)) < len(rows) or not matched.isdisjoint(rows):
+                    raise ValueError("Target table has duplicate rows, aborting upsert")
+                if self._lacking and rows:
+                    raise ValueError(
+                        f"the rows have no column {self._lacking[0]!r}, whose values in the table "
+                        "would be lost: add the column, or insert only"
+                    )
+                changed += self._changed(batch, rows)
+            matched.update(rows)
+        inserted = set(range(len(self._rows))) - matched if self._insert else ()
+        self._inserted = sorted(inserted)
+        self.result = UpsertResult(rows_updated=len(changed), rows_inserted=len(self._inserted))
+        row_filter = self._filter(changed) if changed else AlwaysFalse()
+        return row_filter, self._rows.take(_indices([*changed, *self._inserted]))
 
     def check_inserts(self, view: TableView) -> None:
         """Raise ConflictError if the table has a key by now that ``against`` found to be new."""
-        if len(self._inserted) and any(map(len, self._matched(view, self._inserted))):
+        if any(map(len, self._matched(view, self._inserted))):
             raise ConflictError(
                 "another writer has inserted a key that this upsert would insert: nothing was "
                 "committed. Load the table again and repeat the upsert"
             )
 
-    def _match_filter(self, rows: pa.Table) -> BooleanExpression:
-        return upsert_util.create_match_filter(self._in_numbers(rows), self._keys)
+    def _rows_for(self, batch: pa.RecordBatch) -> list[int]:
+        """Return for each of the table's rows in ``batch`` the row with the same key."""
+        keys = row_digests([_comparable(batch.column(name)) for name in self._keys])
+        return [self._row_of[key] for key in _as_bytes(keys)]
 
-    def _in_numbers(self, rows: pa.Table) -> pa.Table:
-        """Return rows in which keys in nanoseconds are numbers. PyIceberg would compare them as
-        Python's times, which have no nanoseconds."""
-        for name in self._nanoseconds:
-            index = rows.schema.get_field_index(name)
-            kind = pa.timestamp("ns", rows.schema.field(name).type.tz)
-            rows = rows.set_column(index, name, rows[name].cast(kind).cast(pa.int64()))
-        return rows
+    def _changed(self, batch: pa.RecordBatch, rows: list[int]) -> list[int]:
+        """Return those of the rows that differ from the table's rows in ``batch`` in a value."""
+        if not self._values or not rows:
+            return []
+        table = row_digests(batch.select(self._values).columns)
+        differs = (table != self._value_digests[rows]).any(axis=1)
+        return [row for row, is_changed in zip(rows, differs, strict=True) if is_changed]
 
-    def _of_numbers(self, schema: Schema) -> Schema:
-        fields = (
-            field.model_copy(update={"field_type": LongType()})
-            if isinstance(field.field_type, _NANOSECONDS)
-            else field
-            for field in schema.fields
-        )
-        return Schema(*fields)
+    @functools.cached_property
+    def _value_digests(self) -> Digests:
+        batches = self._rows.select(self._values).to_batches()
+        return np.concatenate([row_digests(batch.columns) for batch in batches])
 
-    def _matched(self, view: TableView, wanted: pa.Table) -> pa.RecordBatchReader:
-        """Return the table's rows that have the keys of ``wanted``."""
+    def _filter(self, rows: Sequence[int]) -> BooleanExpression:
+        """Return the filter of the table's rows that have the keys of the rows."""
+        keys = self._key_table.take(_indices(rows))
+        row_filter: BooleanExpression = upsert_util.create_match_filter(keys, self._keys)
+        return row_filter
+
+    def _matched(self, view: TableView, rows: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Return the table's rows that have the keys of the rows."""
         snapshot = view.snapshot
-        if snapshot is None:
-            return wanted.slice(0, 0).to_reader()
+        if snapshot is None or not rows:
+            return iter(())
         # The rows get the current columns, not those of the snapshot's time.
         snapshot = snapshot.model_copy(update={"schema_id": None})
-        return EncryptedScan(
+        scan = EncryptedScan(
             table_metadata=view.parsed.model_copy(update={"snapshots": [snapshot]}),
             io=view.files,
-            row_filter=self._match_filter(wanted),
+            row_filter=self._filter(rows),
             selected_fields=("*",) if self._update else tuple(self._keys),
             case_sensitive=self._case_sensitive,
             snapshot_id=snapshot.snapshot_id,
-        ).to_arrow_batch_reader()
+        )
+        return iter(scan.to_arrow_batch_reader())
+
+
+def _as_bytes(digests: Digests) -> list[bytes]:
+    each: list[bytes] = digests.view("V16").ravel().tolist()
+    return each
+
+
+def _comparable(column: Any) -> Any:
+    """Return a column of keys in a form in which equal keys have the same bytes, and of which
+    PyIceberg makes literals."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return pc.add(column, pa.scalar(0.0, kind))  # -0.0 + 0.0 is 0.0
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return column.cast(pa.int64())  # Python's times have no nanoseconds
+    return column.cast(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else column
+
+
+def _indices(rows: Sequence[int]) -> pa.Array:
+    return pa.array(rows, pa.int64())

@@ -53,6 +53,19 @@ public final class TableUpdates {
     }
   }
 
+  /** Gives the column c of the schema {@code before} its type in the schema {@code after}. */
+  static Object changeType(JsonNode arguments) {
+    Schema before = SchemaParser.fromJson(arguments.get("before").asText());
+    Schema after = SchemaParser.fromJson(arguments.get("after").asText());
+    SchemaUpdate update = new SchemaUpdate(before, before.highestFieldId());
+    if (arguments.get("by").asText().equals("union_by_name")) {
+      update.unionByNameWith(after);
+    } else {
+      update.updateColumn("c", after.findType("c").asPrimitiveType());
+    }
+    return SchemaParser.toJson(update.apply());
+  }
+
   private static TableMetadata parse(JsonNode arguments) {
     return TableMetadataParser.fromJson(arguments.get("metadata").asText());
   }
