@@ -26,6 +26,15 @@ from ...errors import UnsupportedTypeError
 _GEOMETRY = re.compile(r"geometry\(\s*([^'\"(),]+?)\s*\)")
 _GEOGRAPHY = re.compile(r"geography\(\s*([^'\"(),]+?)\s*(?:,\s*(\w+)\s*)?\)")
 
+# The types of points in time, with the number of their units in a day.
+UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
+    types.DateType: 1,
+    types.TimestampType: 86_400_000_000,
+    types.TimestamptzType: 86_400_000_000,
+    types.TimestampNanoType: 86_400_000_000_000,
+    types.TimestamptzNanoType: 86_400_000_000_000,
+}
+
 # GeoArrow's name of geometries in Arrow.
 WKB = "geoarrow.wkb"
 # An error names at most this number of readable columns.

@@ -38,19 +38,12 @@ from pyiceberg.transforms import (
 )
 from pyiceberg.typedef import Record
 
+from ..spec.column_types import UNITS_A_DAY
 from . import _transforms
 
 _Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-# The types of points in time, with the number of their units in a day.
-_UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
-    types.DateType: 1,
-    types.TimestampType: 86_400_000_000,
-    types.TimestamptzType: 86_400_000_000,
-    types.TimestampNanoType: 86_400_000_000_000,
-    types.TimestamptzNanoType: 86_400_000_000_000,
-}
-_INTEGERS: tuple[type, ...] = (types.IntegerType, types.LongType, types.TimeType, *_UNITS_A_DAY)
+_INTEGERS: tuple[type, ...] = (types.IntegerType, types.LongType, types.TimeType, *UNITS_A_DAY)
 # The largest number of buckets, and the largest width of a truncation.
 _MAX_INT = 2**31 - 1
 _NANOSECONDS = (types.TimestampNanoType, types.TimestamptzNanoType)
@@ -219,7 +212,7 @@ class _Term:
         transform, source = self._transform, self._source
         if isinstance(transform, TruncateTransform):
             return values - np.mod(values, transform.width)
-        units = _UNITS_A_DAY[type(source)]
+        units = UNITS_A_DAY[type(source)]
         if isinstance(transform, HourTransform):
             return values // (units // 24)
         days = values // units
