@@ -5,12 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import BooleanExpression, BoundTerm
+from pyiceberg.expressions import BooleanExpression, BoundPredicate, BoundReference, BoundTerm
 from pyiceberg.expressions.literals import literal
 from pyiceberg.expressions.visitors import (
     _RewriteNotVisitor,
@@ -18,7 +17,14 @@ from pyiceberg.expressions.visitors import (
 )
 from pyiceberg.io.pyarrow import _ConvertToArrowExpression
 from pyiceberg.table import _parse_row_filter as parse_row_filter
-from pyiceberg.types import DoubleType, FloatType, TimestampNanoType, TimestampType, UUIDType
+from pyiceberg.types import (
+    DoubleType,
+    FixedType,
+    FloatType,
+    TimestampNanoType,
+    TimestampType,
+    UUIDType,
+)
 
 __all__ = [
     "PER_DAY",
@@ -58,21 +64,19 @@ class _ArrowFilter(_ConvertToArrowExpression):
     def _get_field_name(self, term: BoundTerm) -> str | tuple[str, ...]:
         return self._names[term.ref().field.field_id]
 
-    def visit_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
-        if isinstance(term.ref().field.field_type, UUIDType):
-            return self.visit_in(term, {literal.value})
-        return super().visit_equal(term, literal)
-
-    def visit_not_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
-        if isinstance(term.ref().field.field_type, UUIDType):
-            return self.visit_not_in(term, {literal.value})
-        return super().visit_not_equal(term, literal)
+    def visit_bound_predicate(self, predicate: BoundPredicate) -> pc.Expression:
+        reference = predicate.term.ref()
+        if isinstance(reference.field.field_type, UUIDType):
+            # Arrow does not compare UUIDs, but their bytes.
+            field = reference.field.model_copy(update={"field_type": FixedType(16)})
+            given: Any = predicate
+            names = [name for name in ("literal", "literals") if hasattr(given, name)]
+            predicate = type(given)(
+                BoundReference(field, reference.accessor), *(getattr(given, name) for name in names)
+            )
+        return super().visit_bound_predicate(predicate)
 
     def visit_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
-        if isinstance(term.ref().field.field_type, UUIDType):
-            # Arrow compares UUIDs as bytes.
-            values = [x.bytes if isinstance(x, UUID) else x for x in literals]
-            return pc.field(self._get_field_name(term)).isin(pa.array(values, pa.binary(16)))
         rest = literals - {0}
         if rest != literals and isinstance(term.ref().field.field_type, FloatType | DoubleType):
             # 0.0 equals -0.0. Arrow's sets distinguish them.

@@ -408,16 +408,25 @@ def _ranges(transform: transforms.Transform[Any, Any], source: types.IcebergType
     units = UNITS_A_DAY.get(type(source))
     if start_of is None or units is None:
         return None
-    return lambda lower, upper: (start_of(lower, units), start_of(upper + 1, units) - 1)
+    # Hours since 1970 have 32 bits, so the first and the last ones in microseconds do not fit.
+    fits = 2**32 - 2**63 * 24 // units - 2 if start_of is _STARTS[_Hour] else 2**31
+
+    def within(lower: int, upper: int) -> tuple[int | None, int | None]:
+        if -fits <= lower and upper <= fits:
+            return start_of(lower, units), start_of(upper + 1, units) - 1
+        return None, None
+
+    return within
 
 
 _UUID = types.UUIDType()
+_Hour = transforms.HourTransform
 # Where a unit of time starts that is counted from 1970, for a number of units of the column a day.
 _STARTS: Mapping[type, Callable[[int, int], int]] = {
     transforms.YearTransform: lambda year, units: _day_of_month(12 * year) * units,
     transforms.MonthTransform: lambda month, units: _day_of_month(month) * units,
     transforms.DayTransform: lambda day, units: day * units,
-    transforms.HourTransform: lambda hour, units: hour * (units // 24),
+    _Hour: lambda hour, units: hour * (units // 24),
 }
 
 

@@ -13,15 +13,26 @@ the Iceberg specification, "Partition Transforms" and "Sorting". It does not kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import quote_plus
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import types
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    EqualTo,
+    IsNaN,
+    IsNull,
+    Or,
+)
 from pyiceberg.partitioning import PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
@@ -37,6 +48,7 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 from pyiceberg.typedef import Record
+from pyiceberg.utils.decimal import decimal_to_unscaled
 
 from ..spec.column_types import UNITS_A_DAY
 from . import _transforms
@@ -61,7 +73,27 @@ class RowsPartition(PartitionKey):
         return Record(*self.values)
 
     def to_path(self) -> str:
-        return self.partition_spec.partition_to_path(self.partition, self.schema)
+        try:
+            return self.partition_spec.partition_to_path(self.partition, self.schema)
+        except OverflowError:
+            # Python has no text for a time outside the years 1 to 9999.
+            pairs = zip(self.partition_spec.fields, self.values, strict=True)
+            return "/".join(f"{quote_plus(f.name)}={quote_plus(str(value))}" for f, value in pairs)
+
+
+def partition_filter(names: Sequence[str], partitions: Iterable[Record]) -> BooleanExpression:
+    """Return a filter of the rows in identity partitions of the columns ``names``."""
+
+    def of_value(name: str, value: Any) -> BooleanExpression:
+        if value is None:
+            return IsNull(name)
+        return EqualTo(name, value) if value == value else IsNaN(name)
+
+    filters = [
+        And(AlwaysTrue(), *(of_value(name, record[at]) for at, name in enumerate(names)))
+        for record in partitions
+    ]
+    return Or(AlwaysFalse(), *filters)
 
 
 class Partitioner:
@@ -205,8 +237,16 @@ class _Term:
             return pc.utf8_slice_codeunits(column, 0, transform.width)
         if isinstance(source, types.BinaryType):
             return pc.binary_slice(column, 0, transform.width)
-        truncated = _transforms.truncate_decimals(_memory(column, 16), transform.width)
-        return _with_nulls_of(column, truncated, column.type)
+        memory = _transforms.truncate_decimals(_memory(column, 16), transform.width)
+        truncated = _with_nulls_of(column, memory, column.type)
+        lowest = pc.min(truncated).as_py()
+        if lowest is not None and decimal_to_unscaled(lowest) <= -(10**column.type.precision):
+            raise ValueError(
+                f"{transform} makes the partition {lowest} of a value, which has too many digits for "
+                f"the column's type {source}: give the column a higher precision, or choose another "
+                "transform"
+            )
+        return truncated
 
     def _of_integers(self, values: _Ints) -> _Ints:
         transform, source = self._transform, self._source

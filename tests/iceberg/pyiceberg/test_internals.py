@@ -65,7 +65,6 @@ PRIVATE_NAMES = [
     "table.Table._check_uuid",
     "table.Table._do_commit",
     "table.Transaction._autocommit",
-    "table.Transaction._build_partition_predicate",
     "table.Transaction._scan",
     "table.Transaction._stage",
     "table.Transaction._table",
