@@ -229,6 +229,12 @@ def as_stored(schema: Schema) -> Schema:
     return _of_types(schema, lambda kind: types.BinaryType() if isinstance(kind, is_wkb) else kind)
 
 
+def without_uuids(schema: Schema) -> Schema:
+    """Return the schema with ``fixed[16]`` for UUIDs."""
+    fixed = types.FixedType(16)
+    return _of_types(schema, lambda kind: fixed if isinstance(kind, types.UUIDType) else kind)
+
+
 def opaque_ids(schemas: Iterable[Schema]) -> frozenset[int]:
     """Return the ids of the fields, elements, keys and values of types that are not known."""
     return frozenset(field.field_id for schema in schemas for field in _opaque(schema.fields))
