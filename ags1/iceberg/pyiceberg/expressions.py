@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import BooleanExpression, BoundPredicate, BoundReference, BoundTerm
@@ -21,6 +20,7 @@ from pyiceberg.types import (
     DoubleType,
     FixedType,
     FloatType,
+    PrimitiveType,
     TimestampNanoType,
     TimestampType,
     UUIDType,
@@ -50,7 +50,7 @@ def _time_of_bound(kind: TimestampType | TimestampNanoType, bound: bytes) -> int
 
 
 # Returns the value of a bound in a manifest, for a type.
-value_of_bound = from_bytes
+value_of_bound: Callable[[PrimitiveType, bytes], Any] = from_bytes
 
 # A visitor that returns the expression unchanged. Subclasses rewrite some of the predicates.
 BooleanRewriter = _RewriteNotVisitor

@@ -1,4 +1,4 @@
-"""PyIceberg's metadata tables (``table.inspect``), for every history of partition specs and schemas.
+"""PyIceberg's metadata tables (``table.inspect``) for every history of specs and schemas.
 
 The column ``partition`` has a field for each partition field, under its newest name, as in Java. If
 the source column of a partition field was dropped, it is left out. PyIceberg raises an error then,
@@ -105,7 +105,7 @@ class InspectedMetadata(TableMetadataV3):
         """Return the form of ``metadata`` with these schemas."""
         return cls.model_construct(**{**dict(metadata), "schemas": schemas})
 
-    def schema(self) -> Schema:
+    def schema(self) -> Schema:  # type: ignore[override]
         """Return the current schema, in which a UUID is its bytes."""
         return without_uuids(super().schema())
 
@@ -140,7 +140,9 @@ class InspectedMetadata(TableMetadataV3):
         the fields that are UUIDs in what the column is in."""
         if not pa.types.is_struct(field.type):
             return field.with_type(pa.uuid()) if field.name in uuids else field
-        columns = {f.field_id: f.name for f in super().schema().fields if f.field_type == UUIDType()}
+        columns = {
+            f.field_id: f.name for f in super().schema().fields if f.field_type == UUIDType()
+        }
         uuids = _BOUNDS if field.name in columns.values() else ()
         if field.name == "partition":
             identity = (f for s in self.partition_specs for f in s.fields if f.source_id in columns)

@@ -100,7 +100,9 @@ class ChangelogPlanner(EncryptedPlanner):
             deletes, kind = (after, INSERT) if entry.status == ADDED else (before, DELETE)
             file = entry.file
             change = kind, ordinal, number
-            yield ChangelogScanTask(file, deletes.of(entry), self.file_filter.residual(file), change)
+            yield ChangelogScanTask(
+                file, deletes.of(entry), self.file_filter.residual(file), change
+            )
         if not changed:
             return
         for entry in self._entries(m for m in manifests if not m.is_deletes):

@@ -35,11 +35,13 @@ def as_sql(
 
     ``x != 1``, ``x NOT IN (…)`` and ``x NOT LIKE 'a%'`` leave nulls out. ``x IS NOT NAN`` is true
     for null, as in Spark. NaN satisfies no comparison but ``!=``, as in PyIceberg; in Spark, NaN is
-    equal to itself and larger than all numbers. A literal for a float column is rounded to a float. A
-    number that the column's type in ``schema``
-    cannot hold is compared too, with nulls left out; PyIceberg treats it as the largest number, or
-    matches all rows. Raises ValueError for a column that the schema does not have, and
-    UnsupportedTypeError for a column whose type is not known.
+    equal to itself and larger than all numbers. A number for a float column is rounded to a float.
+    One that the column's type in ``schema`` cannot hold is compared too, with nulls left out;
+    PyIceberg treats it as the largest number, or matches all rows.
+
+    Raises ValueError for a column that the schema does not have, UnsupportedTypeError for a column
+    whose type is not known, and TypeError for a literal that cannot have the column's type, or for
+    a prefix of a column that has none.
     """
     return visit(rewrite_not(expression), _SqlRules(schema, case_sensitive))
 
@@ -117,7 +119,8 @@ class _SqlRules(BooleanRewriter):
         kind = self._type(predicate)
         is_prefix = isinstance(predicate, ex.StartsWith | ex.NotStartsWith)
         if is_prefix and not isinstance(kind, types.StringType | types.BinaryType):
-            raise TypeError(f"{predicate.term} has type {kind}: only a string or binary has a prefix")
+            name = predicate.term.bind(self._schema, self._case_sensitive).ref().field.name
+            raise TypeError(f"only a string or binary has a prefix, and {name!r} is {kind}")
         value, beyond = self._in_type(predicate, predicate.literal)
         term, not_null = predicate.term, ex.NotNull(term=predicate.term)
         if isinstance(predicate, ex.NotEqualTo | ex.NotStartsWith):

@@ -1,9 +1,10 @@
 """Finds the files that a scan reads, and the delete files that apply to each.
 
-This is PyIceberg's planner with four differences. ``pruning`` decides which files may match. Deletion vectors are matched by the data file
-that they reference, not by partition. Equality deletes are planned; PyIceberg refuses them. A
-filter does not prune delete files by the metrics of their columns. The module follows the Iceberg
-specification, "Scan Planning". It reads manifests and no data files.
+This is PyIceberg's planner with four differences. ``pruning`` decides which files may match.
+Deletion vectors are matched by the data file that they reference, not by partition. Equality
+deletes are planned; PyIceberg refuses them. A filter does not prune delete files by the metrics of
+their columns. The module follows the Iceberg specification, "Scan Planning". It reads manifests and
+no data files.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Each predicate is compared with such a range. PyIceberg transforms the literals 
 That fails at the ends of a type's range: the last date has no successor, and the truncated value of
 the smallest number does not fit its type. Here ranges are Python's numbers, which have no ends.
 
-This follows the Iceberg specification, "Scan Planning" and "Partition Transforms". Filters are those
-of ``filters.as_sql``. No file is opened.
+This follows the Iceberg specification, "Scan Planning" and "Partition Transforms". Filters are
+those of ``filters.as_sql``. No file is opened.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class FileFilter:
                 bucket = part.transform.transform(kind)
             if source == "summaries":
                 judge = _of_bounds(bound, kind, bucket)
-                result = part.transform.result_type(kind)
+                result: Any = part.transform.result_type(kind)
                 judges.append(partial(_by_summary, judge, position, result, ranges))
             else:
                 judges.append(partial(_by_partition, _of(bound, bucket), position, ranges))
@@ -247,9 +247,7 @@ def _by_summary(
     return judge(_Values(nulls, nans, *ranges(lower, value_of_bound(kind, summary.upper_bound))))
 
 
-def _by_metrics(
-    judge: _Judge, field: types.NestedField, is_nested: bool, file: DataFile
-) -> Answer:
+def _by_metrics(judge: _Judge, field: types.NestedField, is_nested: bool, file: DataFile) -> Answer:
     field_id, kind = field.field_id, field.field_type
     count = (file.value_counts or {}).get(field_id)
     nulls = _share((file.null_value_counts or {}).get(field_id), count)

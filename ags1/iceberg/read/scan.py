@@ -101,8 +101,8 @@ class EncryptedScan(PlannedScan, ArrowStream):
 
     def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
         """Return the number of rows in the files that the manifests are enough for, and the tasks
-        of the other files, without regard to the limit. Manifests are enough for a file if all of its rows match the filter and
-        none is deleted."""
+        of the other files, without regard to the limit. Manifests are enough for a file if all of
+        its rows match the filter and none is deleted."""
         return _count_by_manifests(self)
 
 

@@ -32,6 +32,7 @@ from pyiceberg.expressions import (
     IsNaN,
     IsNull,
     Or,
+    Reference,
 )
 from pyiceberg.partitioning import PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
@@ -86,8 +87,10 @@ def partition_filter(names: Sequence[str], partitions: Iterable[Record]) -> Bool
 
     def of_value(name: str, value: Any) -> BooleanExpression:
         if value is None:
-            return IsNull(name)
-        return EqualTo(name, value) if value == value else IsNaN(name)
+            return IsNull(term=Reference(name))
+        if value != value:
+            return IsNaN(term=Reference(name))
+        return EqualTo(term=Reference(name), value=value)
 
     filters = [
         And(AlwaysTrue(), *(of_value(name, record[at]) for at, name in enumerate(names)))
@@ -242,9 +245,8 @@ class _Term:
         lowest = pc.min(truncated).as_py()
         if lowest is not None and decimal_to_unscaled(lowest) <= -(10**column.type.precision):
             raise ValueError(
-                f"{transform} makes the partition {lowest} of a value, which has too many digits for "
-                f"the column's type {source}: give the column a higher precision, or choose another "
-                "transform"
+                f"{transform} makes the partition {lowest} of a value, which has too many digits "
+                f"for {source}: give the column a higher precision, or choose another transform"
             )
         return truncated
 
