@@ -121,15 +121,15 @@ class FileFilter:
             bucket = None
             if isinstance(part.transform, transforms.BucketTransform):
                 bucket = part.transform.transform(kind)
+            judge = _of(bound, bucket)
             if source == "summaries":
-                judge = _of_bounds(bound, kind, bucket)
                 result: Any = part.transform.result_type(kind)
                 judges.append(partial(_by_summary, judge, position, result, ranges))
             else:
-                judges.append(partial(_by_partition, _of(bound, bucket), position, ranges))
+                judges.append(partial(_by_partition, judge, position, ranges))
         if source == "file":
             is_nested = field.field_id not in self._top_level
-            judges.append(partial(_by_metrics, _of_bounds(bound, kind), field, is_nested))
+            judges.append(partial(_by_metrics, _of(bound), field, is_nested))
         return judges[0] if len(judges) == 1 else partial(_first, judges)
 
 
@@ -255,6 +255,8 @@ def _by_metrics(judge: _Judge, field: types.NestedField, is_nested: bool, file: 
     nans = _share((file.nan_value_counts or {}).get(field_id), count) if is_float else False
     lower = _bound(kind, (file.lower_bounds or {}).get(field_id))
     upper = _bound(kind, (file.upper_bounds or {}).get(field_id))
+    if kind == _UUID and lower is not None and upper is not None:
+        lower, upper = _uuids(lower, upper)
     answer = judge(_Values(nulls, nans, lower, upper))
     # The counts of a column in a struct do not always include the rows where the struct is null.
     return None if answer and is_nested else answer
@@ -275,32 +277,9 @@ def _bound(kind: Any, bound: bytes | None) -> Any:
 # -- what a range says about a predicate
 
 
-def _of_bounds(bound: Any, kind: types.IcebergType, bucket: Any = None) -> _Judge:
-    """Return what ``_of`` does, for a range from the smallest to the largest of several values."""
-    judge = _of(bound, bucket)
-    if not isinstance(kind, types.UUIDType) or bucket is not None:
-        return judge
-    signed = _of(bound, _signed)
-
-    def in_both_orders(values: _Values) -> Answer:
-        answer = judge(values)
-        if values.lower is None or values.upper is None:
-            return answer
-        ends = _signed(values.lower), _signed(values.upper)
-        return answer if answer == signed(_Values(values.nulls, values.nans, *ends)) else None
-
-    return in_both_orders
-
-
-def _signed(value: bytes) -> bytes:
-    """Return a UUID so that it sorts as in older versions of Java, as two signed numbers. They
-    wrote the bounds of UUIDs in this order."""
-    return bytes(byte ^ 0x80 if at in (0, 8) else byte for at, byte in enumerate(value))
-
-
-def _of(bound: Any, convert: Any = None) -> _Judge:
-    """Return what a bound predicate is for values in a range. ``convert`` maps literals to what the
-    range is of: to buckets, or to ordered UUIDs."""
+def _of(bound: Any, bucket: Any = None) -> _Judge:
+    """Return what a bound predicate is for values in a range. If ``bucket`` is given, the range is
+    of buckets, and this is the function from values to their buckets."""
     if isinstance(bound, ex.BoundIsNull | ex.BoundNotNull):
         is_not = isinstance(bound, ex.BoundNotNull)
         return lambda v: None if v.nulls is None else v.nulls is not is_not
@@ -309,8 +288,8 @@ def _of(bound: Any, convert: Any = None) -> _Judge:
         return lambda v: None if v.nans is None else v.nans is not is_not
     is_set = isinstance(bound, ex.BoundSetPredicate)
     literals = bound.value_set if is_set else {bound.literal.value}
-    points = sorted(literals if convert is None else map(convert, literals))
-    is_bucket = convert is not None and convert is not _signed
+    is_bucket = bucket is not None
+    points = sorted(map(bucket, literals) if is_bucket else literals)
     if isinstance(bound, ex.BoundIn | ex.BoundEqualTo):
         return partial(_is_in, points, is_bucket)
     if isinstance(bound, ex.BoundNotIn | ex.BoundNotEqualTo):
@@ -391,7 +370,7 @@ def _ranges(transform: transforms.Transform[Any, Any], source: types.IcebergType
     """Return a function from the smallest and the largest partition value to the smallest and the
     largest value that they may stand for (buckets stay what they are); None if nothing is known."""
     if isinstance(transform, transforms.IdentityTransform):
-        return (lambda *ends: (_bytes(ends[0]), _bytes(ends[1]))) if source == _UUID else _as_is
+        return _uuids if source == _UUID else _as_is
     if isinstance(transform, transforms.BucketTransform):
         return _as_is
     if isinstance(transform, transforms.TruncateTransform):
@@ -432,8 +411,16 @@ def _as_is(lower: Any, upper: Any) -> tuple[Any, Any]:
     return lower, upper
 
 
-def _bytes(value: UUID | bytes) -> bytes:
-    return value.bytes if isinstance(value, UUID) else value
+def _uuids(lower: UUID | bytes, upper: UUID | bytes) -> tuple[bytes | None, bytes | None]:
+    """Return the range of the bytes of UUIDs. Older versions of Java compare UUIDs as two signed
+    numbers, so the ends of several UUIDs may be the ends in that order."""
+    first = lower.bytes if isinstance(lower, UUID) else lower
+    last = upper.bytes if isinstance(upper, UUID) else upper
+    if first == last or first[0] < 0x80 <= last[0]:
+        return first, last
+    if first[0] >= 0x80 > last[0]:
+        return None, None
+    return first[:8] + bytes(8), last[:8] + b"\xff" * 8
 
 
 def _day_of_month(month: int) -> int:

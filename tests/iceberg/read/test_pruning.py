@@ -165,10 +165,15 @@ class Partition:
         self.key = key
         self.values = values
 
-    def file(self, rows: list[Any], cut: int | None) -> Any:
+    def file(self, rows: list[Any], order: Any, cut: int | None) -> Any:
         """The entry of a file. Bounds are cut to a length, the upper one upwards, if possible."""
         numbers = [value for value in rows if value is not None and value == value]
-        lower, upper = (min(numbers), max(numbers)) if numbers else (None, None)
+        lower, upper = (None, None)
+        if numbers:
+            lower, upper = min(numbers, key=order), max(numbers, key=order)
+        if cut == 0 and any(value != value for value in rows):
+            # Older writers have such bounds.
+            lower = upper = math.nan
         if isinstance(lower, str) and cut is not None:
             lower = lower[:cut]
             if len(upper) > cut:
@@ -186,12 +191,17 @@ class Partition:
         )
 
 
-def summary_of(kind: Any, keys: list[Any]) -> PartitionFieldSummary | None:
-    numbers = [key for key in keys if key is not None and key == key]
-    try:
-        ends = [to_bytes(kind, end(numbers)) for end in (min, max)] if numbers else [None, None]
-    except ValueError:  # a truncated decimal that its type cannot have: no manifest can be written
-        return None
+def in_java(value: Any) -> Any:
+    """A UUID as older versions of Java order them, as two signed numbers."""
+    return struct.unpack(">qq", value)
+
+
+def summary_of(kind: Any, keys: list[Any], order: Any) -> PartitionFieldSummary:
+    numbers = [key.bytes if isinstance(key, UUID) else key for key in keys]
+    numbers = [key for key in numbers if key is not None and key == key]
+    ends: list[Any] = [None, None]
+    if numbers:
+        ends = [to_bytes(kind, end(numbers, key=order)) for end in (min, max)]
     has_nan = any(key != key for key in keys)
     return PartitionFieldSummary(any(key is None for key in keys), has_nan, *ends)
 
@@ -228,7 +238,8 @@ def check(kind: str, transform: str, chance: random.Random, count: int) -> None:
             found = chance.sample(
                 partition.values, chance.randint(1, min(4, len(partition.values)))
             )
-            file = partition.file(found, chance.choice([None, 0, 1, 2]))
+            order = chance.choice([None, in_java]) if kind == "uuid" else None
+            file = partition.file(found, order, chance.choice([None, 0, 1, 2]))
             agree(of_files.of_file(file), found, file)
             # The partition alone speaks of all of its rows.
             agree(of_files.of_partition(file), partition.values, partition.key)
@@ -236,8 +247,9 @@ def check(kind: str, transform: str, chance: random.Random, count: int) -> None:
             decided = True if residual == ex.AlwaysTrue() else None
             agree(False if residual == ex.AlwaysFalse() else decided, partition.values, residual)
             some = chance.sample(partitions, chance.randint(1, min(3, len(partitions))))
-            summary = summary_of(result, [partition.key for partition in some])
-            if summary is not None and transform != "void":
+            if transform != "void":
+                order = order if transform == "identity" else None
+                summary = summary_of(result, [one.key for one in some], order)
                 manifest: Any = SimpleNamespace(partition_spec_id=0, partitions=[summary])
                 may_match = None if of_files.may_match_manifest(manifest) else False
                 agree(may_match, [v for one in some for v in one.values], summary)
