@@ -196,7 +196,11 @@ class _Residual(BooleanRewriter):
 
 
 def _first(judges: Sequence[_Decision], source: Any) -> Answer:
-    return next((answer for judge in judges if (answer := judge(source)) is not None), None)
+    for judge in judges:
+        answer = judge(source)
+        if answer is not None:
+            return answer
+    return None
 
 
 # -- what is known of a column
@@ -269,9 +273,8 @@ def _share(part: int | None, whole: int | None) -> Answer:
 
 
 def _bound(kind: Any, bound: bytes | None) -> Any:
-    value = None if bound is None else value_of_bound(kind, bound)
-    # Java's older writers have NaN as a bound. It says nothing.
-    return value if value == value else None
+    # Java's older writers have NaN as a bound. All comparisons with it are false.
+    return None if bound is None else value_of_bound(kind, bound)
 
 
 # -- what a range says about a predicate
