@@ -257,7 +257,7 @@ def check(kind: str, transform: str, chance: random.Random, count: int) -> None:
 
 @pytest.mark.parametrize(("kind", "transform"), CASES)
 def test_no_file_is_pruned_or_kept_whole_against_its_rows(kind: str, transform: str) -> None:
-    check(kind, transform, random.Random(f"{kind} {transform}"), 60)
+    check(kind, transform, random.Random(f"{kind} {transform}"), 30)
 
 
 @pytest.mark.slow
