@@ -447,7 +447,9 @@ def _list(element_id: int, kind: str) -> dict[str, Any]:
 
 
 def _partition_record(spec: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    kinds: dict[str, Any] = {kind: kind for kind in ("int", "long", "double", "string", "boolean")}
+    kinds: dict[str, Any] = {
+        kind: kind for kind in ("int", "long", "float", "double", "string", "boolean")
+    }
     kinds["date"] = {"type": "int", "logicalType": "date"}
     fields = []
     for field in spec["fields"]:

@@ -6,7 +6,8 @@ the same methods as PyIceberg but none of its code, because that code would writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import load_file_io
+from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -34,6 +37,7 @@ from .commit.base import Base
 from .commit.session import version_of
 from .maintained_table import MaintainedTable
 from .maintenance import EncryptedMaintenance
+from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.changes import EncryptedChangelogScan
@@ -243,11 +247,19 @@ class EncryptedTable(MaintainedTable):
 
     @property
     def inspect(self) -> InspectTable:
-        """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks."""
+        """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks. See
+        ``MetadataTables`` for what partition fields they have."""
         schemas = [as_stored(readable(schema)) for schema in self.metadata.schemas]
-        metadata = self.metadata.model_copy(update={"schemas": schemas})
-        version = replace(self.version, metadata=metadata)
-        return InspectTable(EncryptedTable(version, self.catalog))
+        version = replace(self.version, metadata=InspectedMetadata.of(self.metadata, schemas))
+
+        def entries_of(
+            snapshot: Snapshot, row_filter: str | BooleanExpression, case_sensitive: bool
+        ) -> Iterable[ManifestEntry]:
+            scan = self.scan(row_filter, case_sensitive=case_sensitive)
+            entries = scan.planner().plan_manifest_entries(snapshot.manifests(self.io))
+            return itertools.chain.from_iterable(entries)
+
+        return MetadataTables(EncryptedTable(version, self.catalog), entries_of)
 
     @property
     def maintenance(self) -> MaintenanceTable:

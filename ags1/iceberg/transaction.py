@@ -61,6 +61,7 @@ from .write.copy_on_write import is_copy_on_write, rewrite_without
 from .write.data_files import write_rows
 from .write.deletes import find_deletes
 from .write.deletion_vectors import write_deletion_vectors
+from .write.partitions import partition_filter
 from .write.plain_files import name_mapping_update, plain_file_records
 from .write.snapshot import FileChange
 from .write.upsert import Upsert
@@ -234,7 +235,7 @@ class EncryptedTransaction(BuiltTransaction):
             return
         schema = self.table_metadata.schema()
         names = [str(schema.find_column_name(field.source_id)) for field in fields]
-        partitions = self.partition_predicate({file.partition for file in files}, names)
+        partitions = partition_filter(names, {file.partition for file in files})
         step = self._snapshot(
             lambda view: self.deleting(view, partitions, True, files), snapshot_properties, branch
         )

@@ -47,7 +47,7 @@ class PlainManifest(Manifest):
 
 class _PlainPuffins(PuffinCache):
     def _read(self, path: str) -> bytes:
-        return read_plain(self._files, path)
+        return read_plain(self.files, path)
 
 
 def plain_reader(files: TableFiles, metadata: TableMetadata) -> TaskReader:

@@ -1,40 +1,37 @@
-"""PyIceberg's evaluation of filters: over metrics, over partitions and in Arrow."""
+"""PyIceberg's filters: their text, their literals and bounds, and their form in Arrow."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-from uuid import UUID
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import BooleanExpression, BoundTerm
+from pyiceberg.expressions import BooleanExpression, BoundPredicate, BoundReference, BoundTerm
 from pyiceberg.expressions.literals import literal
 from pyiceberg.expressions.visitors import (
-    ResidualEvaluator,
-    ResidualVisitor,
-    UnpartitionedResidualEvaluator,
-    _InclusiveMetricsEvaluator,
     _RewriteNotVisitor,
-    _StrictMetricsEvaluator,
     visit,
 )
 from pyiceberg.io.pyarrow import _ConvertToArrowExpression
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
 from pyiceberg.table import _parse_row_filter as parse_row_filter
-from pyiceberg.types import DoubleType, FloatType, TimestampNanoType, TimestampType, UUIDType
+from pyiceberg.types import (
+    DoubleType,
+    FixedType,
+    FloatType,
+    PrimitiveType,
+    TimestampNanoType,
+    TimestampType,
+    UUIDType,
+)
 
 __all__ = [
     "PER_DAY",
     "BooleanRewriter",
-    "InclusiveMetricsEvaluator",
-    "StrictMetricsEvaluator",
     "arrow_filter",
     "parse_row_filter",
-    "residual_evaluator",
+    "value_of_bound",
 ]
 
 _DAY = struct.Struct("<i")
@@ -52,9 +49,8 @@ def _time_of_bound(kind: TimestampType | TimestampNanoType, bound: bytes) -> int
     return int(_TIME.unpack(bound)[0])
 
 
-# From the metrics of a data file: whether all of its rows match, and whether any may match.
-StrictMetricsEvaluator = _StrictMetricsEvaluator
-InclusiveMetricsEvaluator = _InclusiveMetricsEvaluator
+# Returns the value of a bound in a manifest, for a type.
+value_of_bound: Callable[[PrimitiveType, bytes], Any] = from_bytes
 
 # A visitor that returns the expression unchanged. Subclasses rewrite some of the predicates.
 BooleanRewriter = _RewriteNotVisitor
@@ -68,21 +64,19 @@ class _ArrowFilter(_ConvertToArrowExpression):
     def _get_field_name(self, term: BoundTerm) -> str | tuple[str, ...]:
         return self._names[term.ref().field.field_id]
 
-    def visit_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
-        if isinstance(term.ref().field.field_type, UUIDType):
-            return self.visit_in(term, {literal.value})
-        return super().visit_equal(term, literal)
-
-    def visit_not_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
-        if isinstance(term.ref().field.field_type, UUIDType):
-            return self.visit_not_in(term, {literal.value})
-        return super().visit_not_equal(term, literal)
+    def visit_bound_predicate(self, predicate: BoundPredicate) -> pc.Expression:
+        reference = predicate.term.ref()
+        if isinstance(reference.field.field_type, UUIDType):
+            # Arrow does not compare UUIDs, but their bytes.
+            field = reference.field.model_copy(update={"field_type": FixedType(16)})
+            given: Any = predicate
+            names = [name for name in ("literal", "literals") if hasattr(given, name)]
+            predicate = type(given)(
+                BoundReference(field, reference.accessor), *(getattr(given, name) for name in names)
+            )
+        return super().visit_bound_predicate(predicate)
 
     def visit_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
-        if isinstance(term.ref().field.field_type, UUIDType):
-            # Arrow compares UUIDs as bytes.
-            values = [x.bytes if isinstance(x, UUID) else x for x in literals]
-            return pc.field(self._get_field_name(term)).isin(pa.array(values, pa.binary(16)))
         rest = literals - {0}
         if rest != literals and isinstance(term.ref().field.field_type, FloatType | DoubleType):
             # 0.0 equals -0.0. Arrow's sets distinguish them.
@@ -101,34 +95,3 @@ def arrow_filter(
     """Return a bound filter as an expression of Arrow. The filter must not contain ``Not``.
     ``names`` has Arrow's names of the columns, by field ID."""
     return visit(bound, _ArrowFilter(names))
-
-
-class _Residuals(ResidualEvaluator):
-    """PyIceberg's evaluator, without its TypeError for the null of a partition."""
-
-    def visit_less_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
-        return self._of(ResidualVisitor.visit_less_than, term, literal)
-
-    def visit_less_than_or_equal(self, term: BoundTerm, literal: Any) -> BooleanExpression:
-        return self._of(ResidualVisitor.visit_less_than_or_equal, term, literal)
-
-    def visit_greater_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
-        return self._of(ResidualVisitor.visit_greater_than, term, literal)
-
-    def visit_greater_than_or_equal(self, term: BoundTerm, literal: Any) -> BooleanExpression:
-        return self._of(ResidualVisitor.visit_greater_than_or_equal, term, literal)
-
-    def _of(self, visit_value: Any, term: BoundTerm, literal: Any) -> BooleanExpression:
-        if term.eval(self.struct) is None:
-            return self.visit_false()
-        residual: BooleanExpression = visit_value(self, term, literal)
-        return residual
-
-
-def residual_evaluator(
-    spec: PartitionSpec, expression: BooleanExpression, case_sensitive: bool, schema: Schema
-) -> ResidualEvaluator:
-    """Return the evaluator of residuals: what a file's partition does not decide of a filter."""
-    if spec.is_unpartitioned():
-        return UnpartitionedResidualEvaluator(schema=schema, expr=expression)
-    return _Residuals(schema, spec, case_sensitive, expression)

@@ -18,11 +18,8 @@ __all__ = [
 
 
 class ManifestPlanner(ManifestGroupPlanner):
-    """PyIceberg's planner, which chooses the manifests and entries that a scan needs."""
+    """PyIceberg's planner, which chooses the files that a scan needs."""
 
-    manifest_evaluator = ManifestGroupPlanner._build_manifest_evaluator
-    partition_evaluator = ManifestGroupPlanner._build_partition_evaluator
-    metrics_evaluator = ManifestGroupPlanner._build_metrics_evaluator
     is_new_enough = staticmethod(ManifestGroupPlanner._check_sequence_number)
 
 

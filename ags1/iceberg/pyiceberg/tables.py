@@ -34,8 +34,6 @@ class BuiltTable(Table):
 class BuiltTransaction(Transaction):
     """PyIceberg's transaction. Its builders call ``stage_built``."""
 
-    partition_predicate = Transaction._build_partition_predicate
-
     @property
     def commits_each_step(self) -> bool:
         """Whether each change is committed at once."""

@@ -96,12 +96,13 @@ class ChangelogPlanner(EncryptedPlanner):
             changed = self._add_deletes(
                 (m for m in manifests if m.is_deletes), number, before, after
             )
-        residual_of = self.residuals()
         for entry in data:
             deletes, kind = (after, INSERT) if entry.status == ADDED else (before, DELETE)
             file = entry.file
             change = kind, ordinal, number
-            yield ChangelogScanTask(file, deletes.of(entry), residual_of(file), change)
+            yield ChangelogScanTask(
+                file, deletes.of(entry), self.file_filter.residual(file), change
+            )
         if not changed:
             return
         for entry in self._entries(m for m in manifests if not m.is_deletes):
@@ -112,7 +113,7 @@ class ChangelogPlanner(EncryptedPlanner):
             for kind, left_by, removed_by in ((DELETE, old, new - old), (INSERT, new, old - new)):
                 if removed_by:
                     change = kind, ordinal, number
-                    residual = residual_of(file)
+                    residual = self.file_filter.residual(file)
                     yield ChangelogScanTask(file, left_by, residual, change, removed_by)
 
     def _add_deletes(

@@ -99,7 +99,7 @@ class PuffinCache:
     """The Puffin files of one scan. Each is read once, even if it has several vectors."""
 
     def __init__(self, files: TableFiles) -> None:
-        self._files = files
+        self.files = files
         self._keys: dict[str, ContentFile] = {}
         self._payload: Once[str, bytes] = Once(self._read)
 
@@ -114,7 +114,7 @@ class PuffinCache:
             raise NotEncryptedError(
                 "a deletion vector of an encrypted table has no key: it is not encrypted", file=path
             )
-        return self._files.read_encrypted(path, km)
+        return self.files.read_encrypted(path, km)
 
 
 class DeleteReader:

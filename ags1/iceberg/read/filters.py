@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from decimal import ROUND_FLOOR, Decimal, localcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import acero
@@ -34,10 +35,13 @@ def as_sql(
 
     ``x != 1``, ``x NOT IN (…)`` and ``x NOT LIKE 'a%'`` leave nulls out. ``x IS NOT NAN`` is true
     for null, as in Spark. NaN satisfies no comparison but ``!=``, as in PyIceberg; in Spark, NaN is
-    equal to itself and larger than all numbers. A number that the column's type in ``schema``
-    cannot hold is compared too, with nulls left out; PyIceberg treats it as the largest number, or
-    matches all rows. Raises ValueError for a column that the schema does not have, and
-    UnsupportedTypeError for a column whose type is not known.
+    equal to itself and larger than all numbers. A number for a float column is rounded to a float.
+    One that the column's type in ``schema`` cannot hold is compared too, with nulls left out;
+    PyIceberg treats it as the largest number, or matches all rows.
+
+    Raises ValueError for a column that the schema does not have, UnsupportedTypeError for a column
+    whose type is not known, and TypeError for a literal that cannot have the column's type, or for
+    a prefix of a column that has none.
     """
     return visit(rewrite_not(expression), _SqlRules(schema, case_sensitive))
 
@@ -112,13 +116,18 @@ class _SqlRules(BooleanRewriter):
         return predicate
 
     def _comparison(self, predicate: ex.LiteralPredicate) -> ex.BooleanExpression:
+        kind = self._type(predicate)
+        is_prefix = isinstance(predicate, ex.StartsWith | ex.NotStartsWith)
+        if is_prefix and not isinstance(kind, types.StringType | types.BinaryType):
+            name = predicate.term.bind(self._schema, self._case_sensitive).ref().field.name
+            raise TypeError(f"only a string or binary has a prefix, and {name!r} is {kind}")
         value, beyond = self._in_type(predicate, predicate.literal)
         term, not_null = predicate.term, ex.NotNull(term=predicate.term)
         if isinstance(predicate, ex.NotEqualTo | ex.NotStartsWith):
             return not_null if beyond else ex.And(_of(type(predicate), term, value), not_null)
         if not beyond:
             return _of(type(predicate), term, value)
-        is_float = isinstance(self._type(predicate), types.FloatType)
+        is_float = isinstance(kind, types.FloatType)
         infinity = literals.FloatLiteral(beyond * math.inf) if is_float else None
         if beyond > 0 and isinstance(predicate, ex.LessThan | ex.LessThanOrEqual):
             return not_null if infinity is None else _of(ex.LessThan, term, infinity)
@@ -147,6 +156,9 @@ class _SqlRules(BooleanRewriter):
         if isinstance(kind, types.TimestampNanoType | types.TimestamptzNanoType):
             return _in_nanoseconds(literal, kind), 0
         converted = literal.to(kind)
+        if isinstance(converted, literals.FloatLiteral):
+            # PyIceberg rounds it for some comparisons only.
+            return literals.FloatLiteral(float(np.float32(converted.value))), 0
         if isinstance(converted, literals.AboveMax):
             return literal, 1
         return literal, -1 if isinstance(converted, literals.BelowMin) else 0

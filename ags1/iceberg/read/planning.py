@@ -1,13 +1,15 @@
 """Finds the files that a scan reads, and the delete files that apply to each.
 
-This is PyIceberg's planner with three differences. Deletion vectors are matched by the data file
-that they reference, not by partition. Equality deletes are planned; PyIceberg refuses them. A
-filter does not prune delete files by the metrics of their columns. The module follows the Iceberg
-specification, "Scan Planning". It reads manifests and no data files.
+This is PyIceberg's planner with four differences. ``pruning`` decides which files may match.
+Deletion vectors are matched by the data file that they reference, not by partition. Equality
+deletes are planned; PyIceberg refuses them. A filter does not prune delete files by the metrics of
+their columns. The module follows the Iceberg specification, "Scan Planning". It reads manifests and
+no data files.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
 from bisect import bisect_left
@@ -16,8 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
-from pyiceberg.expressions import BooleanExpression
-from pyiceberg.expressions.visitors import ResidualEvaluator
 from pyiceberg.manifest import (
     INITIAL_SEQUENCE_NUMBER,
     DataFile,
@@ -27,14 +27,14 @@ from pyiceberg.manifest import (
     ManifestFile,
 )
 from pyiceberg.table import FileScanTask
-from pyiceberg.typedef import KeyDefaultDict
+from pyiceberg.types import strtobool
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
-from ..pyiceberg.expressions import residual_evaluator
 from ..pyiceberg.records import values_of
 from ..pyiceberg.scans import ManifestPlanner, min_sequence_number, partition_spec_is_void
 from ..spec.constants import PATH_FIELD_ID
+from .pruning import FileFilter
 from .records import ContentFile
 from .snapshots import files_of
 
@@ -143,26 +143,20 @@ class EncryptedPlanner(ManifestPlanner):
         """Yield each manifest that passes the partition filter, with its matching entries. If
         ``with_removed``, these include the entries of removed files and the delete files that apply
         to no live file."""
-        evaluators = KeyDefaultDict(self.manifest_evaluator)
-        manifests = [m for m in manifests if evaluators[m.partition_spec_id](m)]
-        partitions = KeyDefaultDict(self.partition_evaluator)
-        metrics = self.metrics_evaluator()
+        of_files = self.file_filter
+        manifests = [m for m in manifests if of_files.may_match_manifest(m)]
         first = min_sequence_number(manifests)
 
+        def may_match(file: DataFile) -> bool:
+            is_data = file.content == DataFileContent.DATA
+            return (of_files.of_file if is_data else of_files.of_partition)(file) is not False
+
         def matching(manifest: ManifestFile) -> list[ManifestEntry]:
-            partition = partitions[manifest.partition_spec_id]
-            return [
-                entry
-                for entry in manifest.fetch_manifest_entry(self.io, not with_removed)
-                if partition(entry.data_file)
-                and (entry.data_file.content != DataFileContent.DATA or metrics(entry.data_file))
-            ]
+            entries = manifest.fetch_manifest_entry(self.io, not with_removed)
+            return [entry for entry in entries if may_match(entry.data_file)]
 
         # The numbers of a manifest are those of its live files alone.
         wanted = [m for m in manifests if with_removed or self.is_new_enough(first, m)]
-        for manifest in wanted:
-            # The evaluators are made here, because many threads at once would make several.
-            _ = partitions[manifest.partition_spec_id]
         return zip(wanted, ExecutorFactory.get_or_create().map(matching, wanted), strict=True)
 
     def plan_files(
@@ -181,12 +175,11 @@ class EncryptedPlanner(ManifestPlanner):
             elif manifest_entry_filter(entry):
                 self.check(cast("ContentFile", entry.data_file))
                 data.append(entry)
-        residual_of = self.residuals()
         return [
             FileScanTask(
                 entry.data_file,
                 delete_files=deletes.of(entry),
-                residual=residual_of(entry.data_file),
+                residual=self.file_filter.residual(entry.data_file),
             )
             for entry in data
         ]
@@ -196,16 +189,21 @@ class EncryptedPlanner(ManifestPlanner):
         specs = self.table_metadata.specs()
         return DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
 
-    def residuals(self) -> Callable[[DataFile], BooleanExpression]:
-        """Return a function from a data file to the part of the filter that its partition does not
-        decide."""
-        schema, specs = self.table_metadata.schema(), self.table_metadata.specs()
-        evaluators = KeyDefaultDict[int, ResidualEvaluator](
-            lambda spec_id: residual_evaluator(
-                specs[spec_id], self.row_filter, self.case_sensitive, schema
-            )
+    @functools.cached_property
+    def file_filter(self) -> FileFilter:
+        """The filter on files."""
+        return FileFilter(
+            self.row_filter,
+            self.table_metadata.schema(),
+            self.table_metadata.specs(),
+            case_sensitive=self.case_sensitive,
+            include_empty_files=strtobool(self.options.get("include_empty_files", "false")),
         )
-        return lambda file: evaluators[file.spec_id].residual_for(file.partition)
+
+    def all_rows_match(self, file: DataFile) -> bool:
+        """Return whether a data file's partition and metrics say that the filter is true for all of
+        its rows, so that the file need not be read."""
+        return self.file_filter.of_file(file) is True
 
     def check(self, file: ContentFile) -> None:
         """Raise NotEncryptedError or NotImplementedError if ``plan_files`` does for this file."""
@@ -235,6 +233,12 @@ def partition_of(file: DataFile) -> _Partition:
 
 def _bits(value: float) -> bytes:
     return b"NaN" if value != value else struct.pack("<d", value)
+
+
+def live_rows(task: FileScanTask) -> int:
+    """Return the number of a file's rows that are not in its deletion vector."""
+    deletes = cast("set[ContentFile]", task.delete_files)
+    return task.file.record_count - sum(d.record_count for d in deletes if d.is_deletion_vector)
 
 
 def path_of_all(file: ContentFile) -> str | None:

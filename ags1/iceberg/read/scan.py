@@ -8,6 +8,7 @@ cannot be used, because it keeps file formats in a cache of the process, and tho
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, TypeVar, cast
 
@@ -38,7 +39,6 @@ from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import files_of
 from .tasks import DifferenceTask, TaskReader
-from .whole_files import all_rows_match
 
 # What a stream of batches reads ahead, in stored bytes.
 READ_AHEAD = 128 << 20
@@ -95,14 +95,14 @@ class EncryptedScan(PlannedScan, ArrowStream):
         return _batch_reader(reader, self._tasks(), dictionary_columns)
 
     def count(self) -> int:
-        """Return the number of rows. Files are read only if the manifests are not enough."""
-        count, rest = self.count_by_manifests()
-        return count + _reader(self, projected=Schema()).count(rest)
+        """Return the number of rows, up to the scan's limit. Files are read only if the manifests
+        are not enough."""
+        return _count(self)
 
     def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
         """Return the number of rows in the files that the manifests are enough for, and the tasks
-        of the other files. Manifests are enough for a file if all of its rows match the filter and
-        none is deleted."""
+        of the other files, without regard to the limit. Manifests are enough for a file if all of
+        its rows match the filter and none is deleted."""
         return _count_by_manifests(self)
 
 
@@ -141,8 +141,7 @@ class EncryptedIncrementalScan(IncrementalAppendScan, ArrowStream):
 
     def count(self) -> int:
         """Return the number of rows, as ``EncryptedScan.count``."""
-        count, rest = self.count_by_manifests()
-        return count + _reader(self, projected=Schema()).count(rest)
+        return _count(self)
 
     def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
         """Return what ``EncryptedScan.count_by_manifests`` does."""
@@ -205,9 +204,9 @@ class ScanReader:
             return itertools.chain.from_iterable(read_ahead(self._read, tasks))
         return in_order(self._tasks.batches, self._read, tasks, _size, ahead)
 
-    def count(self, tasks: Iterable[FileScanTask]) -> int:
-        """Return the number of rows, without regard to the limit."""
-        return sum(read_ahead(self._tasks.count, tasks))
+    def counts(self, tasks: Iterable[FileScanTask]) -> Iterator[int]:
+        """Yield the number of rows of each task, without regard to the limit."""
+        return read_ahead(self._tasks.count, tasks)
 
     def _read(self, task: FileScanTask) -> list[pa.RecordBatch]:
         batches: list[pa.RecordBatch] = []
@@ -252,8 +251,18 @@ def _of_manifests(scan: _Scan) -> BooleanExpression:
     return without_metadata_columns(scan.row_filter, schema, case_sensitive=scan.case_sensitive)
 
 
+def _count(scan: _Scan) -> int:
+    count, rest = scan.count_by_manifests()
+    limit = math.inf if scan.limit is None else max(0, scan.limit)
+    for more in _reader(scan, projected=Schema()).counts(rest) if count < limit else ():
+        count += more
+        if count >= limit:
+            break
+    return int(min(count, limit))
+
+
 def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
-    schema = scan.table_metadata.schema()
+    planner = _planner(scan)
     # Manifests have nothing about metadata columns.
     is_exact = _of_manifests(scan) is scan.row_filter
     count = 0
@@ -262,7 +271,7 @@ def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
         # Like Java, which counts by metadata only if nothing is deleted: the entry of a deletion
         # vector has the number of its positions, and some of them may be behind the file's end.
         untouched = is_exact and not task.delete_files
-        if untouched and all_rows_match(task, schema, scan.case_sensitive):
+        if untouched and planner.all_rows_match(task.file):
             count += task.file.record_count
         else:
             rest.append(task)

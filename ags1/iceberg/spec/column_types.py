@@ -26,6 +26,15 @@ from ...errors import UnsupportedTypeError
 _GEOMETRY = re.compile(r"geometry\(\s*([^'\"(),]+?)\s*\)")
 _GEOGRAPHY = re.compile(r"geography\(\s*([^'\"(),]+?)\s*(?:,\s*(\w+)\s*)?\)")
 
+# The types of points in time, with the number of their units in a day.
+UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
+    types.DateType: 1,
+    types.TimestampType: 86_400_000_000,
+    types.TimestamptzType: 86_400_000_000,
+    types.TimestampNanoType: 86_400_000_000_000,
+    types.TimestamptzNanoType: 86_400_000_000_000,
+}
+
 # GeoArrow's name of geometries in Arrow.
 WKB = "geoarrow.wkb"
 # An error names at most this number of readable columns.
@@ -218,6 +227,12 @@ def as_stored(schema: Schema) -> Schema:
     """Return the schema with the types that values have in Arrow: geometries are their WKB."""
     is_wkb = (types.GeometryType, types.GeographyType)
     return _of_types(schema, lambda kind: types.BinaryType() if isinstance(kind, is_wkb) else kind)
+
+
+def without_uuids(schema: Schema) -> Schema:
+    """Return the schema with ``fixed[16]`` for UUIDs."""
+    fixed = types.FixedType(16)
+    return _of_types(schema, lambda kind: fixed if isinstance(kind, types.UUIDType) else kind)
 
 
 def opaque_ids(schemas: Iterable[Schema]) -> frozenset[int]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import BooleanExpression
@@ -28,10 +28,10 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import IsolationLevel, Operation
 
-from ..pyiceberg.expressions import InclusiveMetricsEvaluator
 from ..pyiceberg.scans import partition_spec_is_void
 from ..read.filters import as_sql
 from ..read.planning import DeleteIndex, path_of_all
+from ..read.pruning import FileFilter
 from ..read.records import ADDED, EQUALITY_DELETES, ContentFile, ManifestEntry
 
 MayMatch = Callable[[ContentFile], bool]
@@ -91,8 +91,11 @@ def find_conflict(
             "columns: nothing was committed. Load the table again and repeat the change"
         )
     as_meant = as_sql(read.row_filter, schema, case_sensitive=read.case_sensitive)
-    # A ContentFile has all the fields that the evaluator reads.
-    may_match: Any = InclusiveMetricsEvaluator(schema, as_meant, read.case_sensitive).eval
+    of_files = FileFilter(as_meant, schema, {}, case_sensitive=read.case_sensitive)
+
+    def may_match(file: ContentFile) -> bool:
+        return of_files.of_file(file) is not False
+
     for changes in snapshots:
         conflict = None
         if isolation == IsolationLevel.SERIALIZABLE:

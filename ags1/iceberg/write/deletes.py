@@ -28,10 +28,9 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..read.filters import as_sql
-from ..read.planning import EncryptedPlanner, path_of_all
+from ..read.planning import EncryptedPlanner, live_rows, path_of_all
 from ..read.records import ContentFile, ManifestEntry, read_entries
 from ..read.tasks import Matches, TaskReader
-from ..read.whole_files import all_rows_match, live_rows
 from .view import TableView
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class DeletePlanner:
         self.whole: list[FileScanTask] = []
         self.unknown: list[FileScanTask] = []
         for task in self._planner.plan_files(view.manifests):
-            whole = exact and all_rows_match(task, view.schema, case_sensitive)
+            whole = exact and self._planner.all_rows_match(task.file)
             (self.whole if whole else self.unknown).append(task)
         self.reader = TaskReader(view.files, view.parsed, Schema(), bound)
 

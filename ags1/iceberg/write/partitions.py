@@ -13,15 +13,27 @@ the Iceberg specification, "Partition Transforms" and "Sorting". It does not kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import quote_plus
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import types
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    EqualTo,
+    IsNaN,
+    IsNull,
+    Or,
+    Reference,
+)
 from pyiceberg.partitioning import PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
@@ -37,20 +49,14 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 from pyiceberg.typedef import Record
+from pyiceberg.utils.decimal import decimal_to_unscaled
 
+from ..spec.column_types import UNITS_A_DAY
 from . import _transforms
 
 _Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-# The types of points in time, with the number of their units in a day.
-_UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
-    types.DateType: 1,
-    types.TimestampType: 86_400_000_000,
-    types.TimestamptzType: 86_400_000_000,
-    types.TimestampNanoType: 86_400_000_000_000,
-    types.TimestamptzNanoType: 86_400_000_000_000,
-}
-_INTEGERS: tuple[type, ...] = (types.IntegerType, types.LongType, types.TimeType, *_UNITS_A_DAY)
+_INTEGERS: tuple[type, ...] = (types.IntegerType, types.LongType, types.TimeType, *UNITS_A_DAY)
 # The largest number of buckets, and the largest width of a truncation.
 _MAX_INT = 2**31 - 1
 _NANOSECONDS = (types.TimestampNanoType, types.TimestamptzNanoType)
@@ -68,7 +74,29 @@ class RowsPartition(PartitionKey):
         return Record(*self.values)
 
     def to_path(self) -> str:
-        return self.partition_spec.partition_to_path(self.partition, self.schema)
+        try:
+            return self.partition_spec.partition_to_path(self.partition, self.schema)
+        except OverflowError:
+            # Python has no text for a time outside the years 1 to 9999.
+            pairs = zip(self.partition_spec.fields, self.values, strict=True)
+            return "/".join(f"{quote_plus(f.name)}={quote_plus(str(value))}" for f, value in pairs)
+
+
+def partition_filter(names: Sequence[str], partitions: Iterable[Record]) -> BooleanExpression:
+    """Return a filter of the rows in identity partitions of the columns ``names``."""
+
+    def of_value(name: str, value: Any) -> BooleanExpression:
+        if value is None:
+            return IsNull(term=Reference(name))
+        if value != value:
+            return IsNaN(term=Reference(name))
+        return EqualTo(term=Reference(name), value=value)
+
+    filters = [
+        And(AlwaysTrue(), *(of_value(name, record[at]) for at, name in enumerate(names)))
+        for record in partitions
+    ]
+    return Or(AlwaysFalse(), *filters)
 
 
 class Partitioner:
@@ -212,14 +240,21 @@ class _Term:
             return pc.utf8_slice_codeunits(column, 0, transform.width)
         if isinstance(source, types.BinaryType):
             return pc.binary_slice(column, 0, transform.width)
-        truncated = _transforms.truncate_decimals(_memory(column, 16), transform.width)
-        return _with_nulls_of(column, truncated, column.type)
+        memory = _transforms.truncate_decimals(_memory(column, 16), transform.width)
+        truncated = _with_nulls_of(column, memory, column.type)
+        lowest = pc.min(truncated).as_py()
+        if lowest is not None and decimal_to_unscaled(lowest) <= -(10**column.type.precision):
+            raise ValueError(
+                f"{transform} makes the partition {lowest} of a value, which has too many digits "
+                f"for {source}: give the column a higher precision, or choose another transform"
+            )
+        return truncated
 
     def _of_integers(self, values: _Ints) -> _Ints:
         transform, source = self._transform, self._source
         if isinstance(transform, TruncateTransform):
             return values - np.mod(values, transform.width)
-        units = _UNITS_A_DAY[type(source)]
+        units = UNITS_A_DAY[type(source)]
         if isinstance(transform, HourTransform):
             return values // (units // 24)
         days = values // units

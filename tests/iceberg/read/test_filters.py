@@ -19,10 +19,13 @@ from pyiceberg.expressions import (
     EqualTo,
     GreaterThan,
     In,
+    LessThan,
+    LessThanOrEqual,
     NotEqualTo,
     NotIn,
     NotStartsWith,
     Or,
+    StartsWith,
 )
 from table_maker import TableMaker
 
@@ -201,6 +204,30 @@ def test_literals_are_not_rounded_to_the_type_that_a_file_has(tmp_path: Path, ki
     assert ids(table, EqualTo("f", as_float)) == [1]
 
 
+@pytest.mark.parametrize("partition_fields", [(), _IDENTITY], ids=["unpartitioned", "identity"])
+def test_literals_of_a_float_column_are_floats(tmp_path: Path, partition_fields: Any) -> None:
+    columns = [COLUMNS[0], {"id": 2, "name": "f", "type": "float"}]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms(), partition_fields=partition_fields)
+    [value] = struct.unpack("f", struct.pack("f", 0.1))
+    partition = {"p": value} if partition_fields else None
+    maker.commit(maker.add_parquet([{"id": 1, "f": value}], partition=partition))
+    table = open_table(maker.write(), memory_kms())
+    for row_filter in ("f = 0.1", "f >= 0.1", "f <= 0.1", In("f", {0.1, 7.0})):
+        assert ids(table, row_filter) == [1], row_filter
+    for row_filter in ("f > 0.1", "f < 0.1", "f != 0.1", NotIn("f", {0.1, 7.0})):
+        assert ids(table, row_filter) == [], row_filter
+
+
+def test_only_text_and_bytes_have_prefixes(tmp_path: Path) -> None:
+    columns = [COLUMNS[0], {"id": 2, "name": "x", "type": "fixed[2]"}]
+    table = open_table(TableMaker(tmp_path / "t", columns, memory_kms()).write(), memory_kms())
+    for wrong in (StartsWith("x", b"ab"), NotStartsWith("x", b"ab"), StartsWith("id", "1")):
+        with pytest.raises(
+            TypeError, match=r"only a string or binary has a prefix, and '(x|id)' is"
+        ):
+            table.scan(wrong).to_arrow()
+
+
 _UTC = datetime.timezone.utc
 DEFAULTS: list[tuple[str, Any, Any, Any, Any]] = [
     # Type, default in the metadata, the same value, a smaller one, a larger one: as literals.
@@ -293,6 +320,10 @@ def test_filters_on_uuids(tmp_path: Path, kind: str) -> None:
         assert ids(table, In("u", {U1, U2})) == [1, 2]
         assert ids(table, NotEqualTo("u", U1)) == [2]
         assert ids(table, NotIn("u", {U1, uuid.UUID(int=9)})) == [2]
+        assert ids(table, LessThan("u", U2)) == [1]
+        assert ids(table, LessThanOrEqual("u", U2)) == [1, 2]
+        assert ids(table, GreaterThan("u", U1.bytes)) == [2]
+        assert ids(table, f"u >= '{U1}' and u < '{uuid.UUID(int=2**127)}'") == [1, 2]
         # And once more, after a row is deleted.
         maker.commit(maker.add_equality_deletes([{"id": 9}], [1]))
 

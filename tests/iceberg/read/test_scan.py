@@ -26,8 +26,11 @@ from hypothesis import strategies as st
 from iceberg_tables import memory_kms
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import NestedField
 from pyroaring import BitMap64
 from table_maker import TableMaker
 
@@ -48,6 +51,10 @@ COLUMNS = [
     {"id": 3, "name": "value", "type": "double"},
 ]
 Rows = list[dict[str, Any]]
+METADATA_TABLES = [
+    "entries", "files", "data_files", "all_files", "all_data_files", "manifests", "all_manifests",
+    "partitions", "snapshots", "history",
+]  # fmt: skip
 
 
 def rows(*numbers: int) -> Rows:
@@ -415,6 +422,98 @@ def test_inspecting_a_table_with_all_kinds_of_deletes(tmp_path: Path) -> None:
     }
     assert inspect.delete_files().num_rows == 3
     assert inspect.entries().num_rows == 5
+
+
+def test_a_limit_counts_in_every_method(tmp_path: Path) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    files = [maker.add_parquet(rows(*range(n, n + 5))) for n in (0, 5, 10)]
+    maker.commit(*files)
+    maker.commit(*maker.add_deletion_vectors({files[1]["file_path"]: [3]}))
+    table = open_table(maker.write(), memory_kms())
+    # Of the first filter, manifests know all rows; of the others, files must be read.
+    for row_filter, matching in (("id < 5", 5), ("id > 2", 11), ("name != 'n1'", 13)):
+        for limit in (0, 1, 4, 7, 100, None):
+            scan = table.scan(row_filter, limit=limit)
+            left = matching if limit is None else min(limit, matching)
+            counts = {
+                "count": scan.count(),
+                "arrow": scan.to_arrow().num_rows,
+                "batches": scan.to_arrow_batch_reader().read_all().num_rows,
+                "stream": pa.table(scan).num_rows,
+                "pandas": len(scan.to_pandas()),
+                "columns": scan.select("value").to_arrow().num_rows,
+                "sensitive": scan.with_case_sensitive(False).count(),
+            }
+            assert counts == dict.fromkeys(counts, left), (row_filter, limit)
+    first = table.snapshots()[0].snapshot_id
+    assert table.scan(snapshot_id=first, limit=20).count() == 15
+    appended = table.incremental_append_scan(to_snapshot_id_inclusive=first)
+    assert (appended.count(), appended.update(limit=7).count()) == (15, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "transform", "values"),
+    [
+        ("uuid", [uuid.UUID(int=1).bytes, None], "identity", [uuid.UUID(int=1), None]),
+        ("string", ["a", None], "bucket[4]", [2, None]),
+        ("date", [0, -(2**31)], "month", [0, -70555327]),
+        (
+            "decimal(9, 2)",
+            [decimal.Decimal("1.29"), None],
+            "truncate[10]",
+            [decimal.Decimal("1.20"), None],
+        ),
+    ],
+)
+def test_metadata_tables_of_every_history_of_a_partition_field(
+    catalog: Any, kind: str, column: list[Any], transform: str, values: list[Any]
+) -> None:
+    schema = Schema(NestedField(1, "x", kind, required=False), NestedField(2, "n", "long"))
+    table = catalog.create_table(
+        "db.t",
+        schema,
+        partition_spec=PartitionSpec(PartitionField(1, 1000, parse_transform(transform), "p")),
+        properties={"encryption.key-id": "keyA"},
+    )
+    arrow = schema_to_pyarrow(schema.select("x")).field(0).type
+    stored = pa.array(column, pa.int32() if kind == "date" else None)
+    cells = stored.view(arrow) if kind == "date" else pa.array(column, arrow)
+
+    def append(first: int, **known: Any) -> None:
+        table.append(pa.table({**known, "n": pa.array([first, first + 1])}))
+
+    def check(*expected: Any) -> None:
+        inspect = table.inspect
+        made = {name: getattr(inspect, name)() for name in METADATA_TABLES}
+        entries = made["entries"]["data_file"].combine_chunks()
+        rows = table.scan(selected_fields=("_partition",)).to_arrow()["_partition"]
+        for found in (
+            *(made[name]["partition"] for name in ("files", "all_files", "partitions")),
+            pa.StructArray.field(entries, "partition"),
+            rows,
+        ):
+            assert {repr(partition) for partition in found.to_pylist()} == set(map(repr, expected))
+        assert inspect.partitions(row_filter="n = 0")["record_count"].to_pylist() == [1]
+
+    append(0, x=cells)
+    check(*({"p": value} for value in values))
+    with table.update_spec() as update:
+        update.rename_field("p", "q")
+    append(2, x=cells)
+    check(*({"q": value} for value in values))
+    with table.update_spec() as update:
+        update.remove_field("q")
+    append(4, x=cells)
+    check(*({"q": value} for value in (*values, None)))
+    with table.update_schema() as change:
+        change.delete_column("x")
+    append(6)
+    for name in METADATA_TABLES:
+        assert getattr(table.inspect, name)().num_rows, name
+    assert table.inspect.files()["partition"].to_pylist() == [{}] * 6
+    assert table.inspect.partitions(row_filter="n = 0")["record_count"].to_pylist() == [1]
+    table.delete("n < 3 or n = 7")
+    assert sorted(table.scan().to_arrow()["n"].to_pylist()) == [3, 4, 5, 6]
 
 
 _ROW = st.tuples(

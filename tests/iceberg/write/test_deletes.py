@@ -6,10 +6,8 @@ reads the plain twins. ``table_maker`` commits what a plan says, as no writer of
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
-import operator
 import struct
 import tempfile
 import zlib
@@ -25,35 +23,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import TABLES, copied, memory_kms, metadata_file, open_fixture
 from pyiceberg.expressions import (
-    AlwaysFalse,
     AlwaysTrue,
     BooleanExpression,
     EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
     IsNaN,
-    LessThan,
-    LessThanOrEqual,
     NotEqualTo,
 )
 from pyiceberg.expressions.parser import parse
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
-from pyiceberg.transforms import (
-    BucketTransform,
-    DayTransform,
-    HourTransform,
-    IdentityTransform,
-    MonthTransform,
-    TruncateTransform,
-    YearTransform,
-)
-from pyiceberg.typedef import Record
-from pyiceberg.types import DateType, LongType, NestedField, StringType, TimestampType
 from pyroaring import BitMap64
 from table_maker import Entry as MakerEntry
 from table_maker import TableMaker, stored
@@ -61,8 +41,6 @@ from table_maker import TableMaker, stored
 import ags1
 from ags1 import AuthenticationError, KeyMetadata, MetadataIntegrityError, __version__
 from ags1.iceberg import open_table
-from ags1.iceberg.pyiceberg.expressions import residual_evaluator
-from ags1.iceberg.read.filters import as_sql
 from ags1.iceberg.read.records import DATA, ContentFile, ManifestEntry, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write.deletes import DeletePlan, find_deletes
@@ -531,67 +509,6 @@ def test_nans_that_were_not_counted_are_found(tmp_path: Path) -> None:
     assert positions(lake.find(IsNaN("value"))) == {file["file_path"]: [3]}
     # As in the scans: NaN is no number, and not equal to any.
     assert positions(lake.find(NotEqualTo("value", 1.0))) == {file["file_path"]: [3]}
-
-
-_EPOCH = datetime.datetime(1970, 1, 1)
-_DAY = 24 * 60 * 60 * 1_000_000
-# Values, in the type's own units, that lie on both sides of where partitions begin.
-_WORDS = st.text("ab\u00e9\U0001f600", max_size=4)
-_NUMBERS = st.integers(-25, 25)
-_DATES = st.integers(-800, 800) | st.sampled_from([-366, -365, -31, -1, 0, 1, 31, 364, 365])
-_TIMES = st.builds(
-    lambda days, more: days * _DAY + more, _DATES, st.sampled_from([-1, 0, 1, _DAY // 24])
-)
-_TIME_TRANSFORMS = [YearTransform(), MonthTransform(), DayTransform()]
-_OPERATORS: dict[type, Any] = {
-    LessThan: operator.lt,
-    LessThanOrEqual: operator.le,
-    GreaterThan: operator.gt,
-    GreaterThanOrEqual: operator.ge,
-    EqualTo: operator.eq,
-    NotEqualTo: operator.ne,
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "as_literal", "transforms"),
-    [
-        (LongType(), _NUMBERS, int, [TruncateTransform(10)]),
-        (StringType(), _WORDS, str, [TruncateTransform(2)]),
-        (
-            DateType(),
-            _DATES,
-            lambda days: (_EPOCH + datetime.timedelta(days)).date().isoformat(),
-            _TIME_TRANSFORMS,
-        ),
-        (
-            TimestampType(),
-            _TIMES,
-            lambda us: (_EPOCH + datetime.timedelta(microseconds=us)).isoformat(),
-            [*_TIME_TRANSFORMS, HourTransform()],
-        ),
-    ],
-    ids=["long", "string", "date", "timestamp"],
-)
-def test_a_partition_is_dropped_only_where_all_of_its_rows_match(
-    kind: Any, values: Any, as_literal: Any, transforms: list[Any]
-) -> None:
-    transforms = [*transforms, IdentityTransform(), BucketTransform(4)]
-    schema = Schema(NestedField(1, "x", kind))
-    some = st.none() | values
-
-    @settings(max_examples=150, deadline=None)
-    @given(some, values, st.sampled_from(transforms), st.sampled_from([*_OPERATORS]))
-    def check(value: Any, literal: Any, transform: Any, predicate: Any) -> None:
-        spec = PartitionSpec(PartitionField(1, 1000, transform, "p"))
-        row_filter = as_sql(predicate("x", as_literal(literal)), schema)
-        evaluator = residual_evaluator(spec, row_filter, True, schema)
-        found = evaluator.residual_for(Record(transform.transform(kind)(value)))
-        matches = value is not None and _OPERATORS[predicate](value, literal)
-        assert matches or found != AlwaysTrue()
-        assert not matches or found != AlwaysFalse()
-
-    check()
 
 
 # -- schemas and formats

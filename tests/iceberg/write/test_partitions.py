@@ -171,6 +171,32 @@ def test_truncated_decimals_keep_all_their_digits() -> None:
     assert values == (Decimal(f"-{'1234567890' * 3}123456.80"),)
 
 
+def test_a_truncated_decimal_that_its_type_cannot_have_is_refused(tmp_path: Path) -> None:
+    fields = [{"name": "p", "source-id": 1, "transform": "truncate[1000]"}]
+    metadata = metadata_of(tmp_path, [{"name": "x", "type": "decimal(5, 2)"}], fields=fields)
+    fits = pa.table({"x": pa.array([Decimal("-990.00"), Decimal("999.99"), None])})
+    assert len(write(metadata, fits)) == 3
+    before = files_in(tmp_path)
+    rows = pa.table({"x": pa.array([Decimal("-999.99"), Decimal("1.00")])})
+    with pytest.raises(ValueError, match=r"makes the partition -1000.00 .* decimal\(5, 2\): give"):
+        write(metadata, rows)
+    assert files_in(tmp_path) == before
+
+
+def test_times_outside_of_python_s_years_have_a_path(tmp_path: Path) -> None:
+    columns = [{"name": "d", "type": "date"}, {"name": "t", "type": "timestamp"}]
+    fields = [
+        {"name": "d/", "source-id": 1, "transform": "identity"},
+        {"name": "h", "source-id": 2, "transform": "hour"},
+    ]
+    days = pa.array([2**31 - 1], pa.int32()).view(pa.date32())
+    times = pa.array([-(2**60)]).view(pa.timestamp("us"))
+    (record,) = write(
+        metadata_of(tmp_path, columns, fields=fields), pa.table({"d": days, "t": times})
+    )
+    assert "/d%2F=2147483647/h=-320255974/" in record.file_path
+
+
 COLUMNS: list[dict[str, Any]] = [
     {"name": "id", "type": "long"},
     {"name": "p", "type": "string"},
