@@ -18,7 +18,7 @@ from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.types import ListType, MapType, NestedField
 from pyiceberg.utils.config import Config
 
-from ..formats.arrow_lists import with_child
+from ...arrow_nested import with_child
 from .expressions import PER_DAY
 
 __all__ = [
