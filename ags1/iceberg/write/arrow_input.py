@@ -55,13 +55,13 @@ def arrow_rows(data: ArrowRows) -> pa.Table | pa.RecordBatchReader:
             f"Expected pa.Table or pa.RecordBatchReader, got {type(data).__name__}: give Arrow "
             "data, or an object that exports it by __arrow_c_stream__, such as a data frame"
         )
-    schema = _plain_schema(rows.schema)
+    schema = plain_schema(rows.schema)
     if schema == rows.schema:
         return rows
     if isinstance(rows, pa.Table):
-        batches = map(_plain_batch, rows.to_batches())
+        batches = map(plain_batch, rows.to_batches())
         return pa.Table.from_batches(batches, schema)
-    return pa.RecordBatchReader.from_batches(schema, map(_plain_batch, rows))
+    return pa.RecordBatchReader.from_batches(schema, map(plain_batch, rows))
 
 
 def arrow_table(data: ArrowRows) -> pa.Table:
@@ -74,7 +74,7 @@ def arrow_schema(schema: Any) -> Any:
     """Return the schema of an object that exports an Arrow schema or Arrow data. Any other object
     is returned as it is."""
     if hasattr(schema, "__arrow_c_schema__"):
-        return _plain_schema(pa.schema(schema))
+        return plain_schema(pa.schema(schema))
     if hasattr(schema, "__arrow_c_stream__") or hasattr(schema, "__arrow_c_array__"):
         return arrow_rows(schema).schema
     return schema
@@ -83,7 +83,8 @@ def arrow_schema(schema: Any) -> Any:
 # -- types
 
 
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without views and runs."""
     return pa.schema([_field(field) for field in schema], metadata=schema.metadata)
 
 
@@ -121,10 +122,13 @@ def _is_list_view(kind: pa.DataType) -> bool:
 # -- values
 
 
-def _plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch of the schema that ``plain_schema`` returns. Raises as ``arrow_rows``."""
+    schema = plain_schema(batch.schema)
+    if schema == batch.schema:
+        return batch
     batch.validate()
-    columns = [_plain(column) for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=_plain_schema(batch.schema))
+    return pa.RecordBatch.from_arrays([_plain(column) for column in batch.columns], schema=schema)
 
 
 def _plain(array: pa.Array) -> pa.Array:
