@@ -31,7 +31,9 @@ def compacted(array: pa.Array) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         kind = pa.list_(kind.value_field)
     if not len(array):
-        return pa.array([], kind)  # its offsets may be missing
+        # Its offsets may be missing.
+        buffers = [None, pa.py_buffer(bytes(8))]
+        return pa.Array.from_buffers(kind, 0, buffers, children=[array.values.slice(0, 0)])
     lists = array
     if pa.types.is_map(kind):
         lists = with_child(array, pa.list_(array.values.type), array.values)

@@ -103,7 +103,7 @@ def check_arrow_schema(
     """Check that Arrow data can be written to a table of format version 3. Columns without field
     IDs are matched by name. Arrow's nulls fit every optional type. Raises ValueError, and TypeError
     for a type unknown to Iceberg."""
-    provided = pa.schema(_with_typed_nulls(pa.struct(list(provided)), schema.as_struct()))
+    provided = pa.schema(list(_with_typed_nulls(pa.struct(list(provided)), schema.as_struct())))
     # PyIceberg also prints the error. If two threads redirected at once, one would restore the
     # other's target, and standard output would be lost for good.
     with _redirecting, contextlib.redirect_stdout(io.StringIO()):
