@@ -15,5 +15,5 @@ PATH_FIELD_ID, POSITION_FIELD_ID = 2147483546, 2147483545
 
 MAIN_BRANCH = "main"
 
-# The depth to which Avro's types may be nested in a data file: the reader's limit, and the writer's.
+# How deeply the types of an Avro data file may be nested; the reader's limit, and the writer's.
 MAX_AVRO_DEPTH = 64
