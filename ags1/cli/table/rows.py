@@ -66,14 +66,11 @@ def write_arrow(reader: pa.RecordBatchReader, out: IO[bytes]) -> None:
 
 def write_parquet(reader: pa.RecordBatchReader, out: IO[bytes]) -> None:
     """Write one unencrypted Parquet file."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from ...arrow_nested import for_parquet
 
     with pq.ParquetWriter(out, reader.schema) as writer:
         for batch in reader:
-            writer.write_table(for_parquet(pa.Table.from_batches([batch])))
+            writer.write_batch(batch)
 
 
 WRITERS: dict[str, Write] = {

@@ -57,12 +57,13 @@ class Layouts:
     def __init__(self, seed: int) -> None:
         self._choose = random.Random(seed)
 
-    def value(self, kind: pa.DataType, nullable: bool = True) -> Any:
+    def value(self, kind: pa.DataType, nullable: bool = True, *, hidden: bool = False) -> Any:
+        """Return a value. If it is hidden, a required one inside may be null, too."""
         choose = self._choose
         if nullable and choose.random() < 0.3:
             return None
         if pa.types.is_struct(kind):
-            return {f.name: self.value(f.type, f.nullable) for f in kind}
+            return {f.name: self.value(f.type, hidden or f.nullable, hidden=hidden) for f in kind}
         if pa.types.is_map(kind):
             keys = choose.sample("abcd", choose.randrange(3))
             return [(k, self.value(kind.item_type, kind.item_field.nullable)) for k in keys]
@@ -88,7 +89,7 @@ class Layouts:
         return made.slice(len(before), len(values))
 
     def _struct(self, values: list[Any], kind: pa.StructType) -> pa.Array:
-        hidden = [self.value(kind, nullable=False) if v is None else v for v in values]
+        hidden = [self.value(kind, False, hidden=True) if v is None else v for v in values]
         nulls = [self._choose.random() < 0.5 and value is None for value in values]
         columns, fields = [], []
         for f in kind:
