@@ -29,7 +29,7 @@ from ..iceberg.read.records import ADDED, ContentFile, ManifestEntry, read_entri
 from ..iceberg.read.scan import EncryptedIncrementalScan, EncryptedScan
 from ..iceberg.read.splits import splits_of
 from ..iceberg.read.tasks import Matches, TaskReader
-from ..iceberg.spec.column_types import as_stored, check_readable
+from ..iceberg.spec.column_types import as_stored, check_readable, writable
 from ..iceberg.spec.constants import MAIN_BRANCH, POSITION_ID, ROW_ID
 from ..iceberg.steps import RecomputedSnapshotStep, SnapshotStep
 from ..iceberg.storage.byte_meter import ByteMeter

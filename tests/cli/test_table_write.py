@@ -247,6 +247,24 @@ def test_columns_of_a_file_s_rows(form: str) -> None:
     assert ids() == [1, 2]
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
+def test_views_and_null_structs_of_files(suffix: str) -> None:
+    """Arrow casts list views wrongly, and writes no null under a null struct to Parquet."""
+    places = pa.array([3, 0, 5], pa.int32()), pa.array([1, 2, 1], pa.int32())
+    views = pa.ListViewArray.from_arrays(*places, pa.array(list("abcdef"), pa.string_view()))
+    kind = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    data = pa.table({"l": views, "s": pa.array([None, {"x": 5}, None], kind)}).slice(0, 2)
+    write_file(f"rows.{suffix}", data)
+    succeed("create", "db.t", "--like", f"rows.{suffix}", "--create-namespace", "-q")
+    assert facts("append", "db.t", f"rows.{suffix}", "--dry-run")["rows"] == 2
+    succeed("append", "db.t", f"rows.{suffix}", "-q")
+    assert load().schema().find_field("s.x").required
+    expected = [{"l": ["d"], "s": None}, {"l": ["a", "b"], "s": {"x": 5}}]
+    assert load().scan().to_arrow().to_pylist() == expected
+    Path("back").write_bytes(table("scan", "db.t", "--format", "parquet").stdout_bytes)
+    assert pq.read_table("back").to_pylist() == expected
+
+
 def test_columns_of_iceberg_s_json() -> None:
     create("db.a", EVERY_TYPE)
     Path("s.json").write_text(load("db.a").schema().model_dump_json())

@@ -669,9 +669,12 @@ def test_a_window_and_a_cache_stay_within_their_buffers() -> None:
 
 def test_a_target_that_keeps_what_it_was_lent_is_told_so() -> None:
     # The memory is filled with the next plaintext, which must not leave through a kept view.
-    class Keeper:
+    class Keeper(io.RawIOBase):
         def __init__(self) -> None:
             self.kept: list[memoryview] = []
+
+        def writable(self) -> bool:
+            return True
 
         def write(self, data: memoryview) -> int:
             self.kept.append(data)

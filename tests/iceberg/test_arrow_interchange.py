@@ -13,6 +13,7 @@ import duckdb
 import pandas
 import polars
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyiceberg.expressions import In
 from pyiceberg.transforms import IdentityTransform
@@ -235,7 +236,36 @@ class OneArray:
         return self._batch.__arrow_c_array__(requested_schema)
 
 
+def views(rows: pa.Table) -> pa.Table:
+    """The rows as views and runs. The lists' values lie in another order, with gaps."""
+    values, offsets, sizes = [None], [], []
+    for value in reversed(rows["list"].to_pylist()):
+        offsets.insert(0, 10**6 if value is None else len(values))
+        sizes.insert(0, len(value or ()))
+        values += [*(value or ()), None]
+    lists = pa.ListViewArray.from_arrays(
+        pa.array([0, *offsets], pa.int32()),
+        pa.array([1, *sizes], pa.int32()),
+        pa.array(values, pa.string_view()),
+        mask=pa.array([False, *(value is None for value in rows["list"].to_pylist())]),
+    )
+    numbers = pc.run_end_encode(rows["number"].combine_chunks())
+    columns = {"list": lists.slice(1), "number": numbers, "text": rows["text"].cast("string_view")}
+    return pa.table({name: columns.get(name, rows[name]) for name in rows.column_names})
+
+
+def stream_of_views(rows: pa.Table) -> Any:
+    return views(rows).to_reader(max_chunksize=2)
+
+
+def array_of_views(rows: pa.Table) -> Any:
+    return OneArray(views(rows))
+
+
 PRODUCERS = [
+    views,
+    stream_of_views,
+    array_of_views,
     pa.Table.to_reader,
     polars_frame,
     polars_categories,

@@ -60,11 +60,14 @@ class Input:
 
     def open(self) -> None:
         """Open the file, if it is not, and read its schema. Raises as ``batches``."""
+        from ...iceberg.write.arrow_input import plain_batch, plain_schema
+
         if self._batches is not None:
             return
         self.done_size = 0
         with _failures(self.name), ExitStack() as self._stack:
-            self.schema, self._batches = self._read(self, self._open())
+            schema, batches = self._read(self, self._open())
+            self.schema, self._batches = plain_schema(schema), map(plain_batch, batches)
             names = self.schema.names
             for name in names:
                 if names.count(name) > 1:

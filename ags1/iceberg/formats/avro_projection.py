@@ -22,9 +22,10 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 from ags1.errors import FormatError
 
+from ..spec.constants import MAX_AVRO_DEPTH
 from ._avro import ColumnLayout, Decoder, Instruction, Step
 from ._avro_columns import Layout, Memory
-from .avro_types import MAX_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids, shown
+from .avro_types import MAX_STEPS, AvroTypes, fields_of, has_ids, shown
 
 _MAX_DECIMAL_DIGITS = 38
 
@@ -226,8 +227,8 @@ class _Compiler:
     def _value(self, schema: object, namespace: str, at: _Spot) -> _Node | None:
         """Append the instructions for one value; return its column, or None without a target."""
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise FormatError(f"the file's types are nested more than {MAX_DEPTH} deep")
+        if self._depth > MAX_AVRO_DEPTH:
+            raise FormatError(f"the file's types are nested more than {MAX_AVRO_DEPTH} deep")
         kind, definition, inside = self._types.resolve(schema, namespace, at.path)
         node: _Node | None = None
         if kind == "union":

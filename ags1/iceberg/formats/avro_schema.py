@@ -20,8 +20,9 @@ from pyiceberg.table.name_mapping import NameMapping, create_mapping_from_schema
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from ...errors import FormatError
+from ..spec.constants import MAX_AVRO_DEPTH
 from .avro_projection import READABLE, has_zone_of
-from .avro_types import MAX_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids
+from .avro_types import MAX_STEPS, AvroTypes, fields_of, has_ids
 
 
 def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:
@@ -37,7 +38,7 @@ class _Converter:
         self.has_ids = has_ids
         self._ids = itertools.count(1)
         self._types = AvroTypes()
-        self._depth = 0
+        self._depth = -1  # a row does not count, as in ``Projection``
         self._steps = 0
 
     def rows(self, avro: Any) -> Schema:
@@ -52,7 +53,7 @@ class _Converter:
     def _type(self, avro: Any, namespace: str, path: str) -> tuple[types.IcebergType, bool]:
         """Return a type, and whether it may be null."""
         self._depth += 1
-        if self._depth > MAX_DEPTH:
+        if self._depth > MAX_AVRO_DEPTH:
             raise FormatError(f"{path}: the Avro type is nested too deeply")
         # Each use of a named type converts it again: a few records that each have two fields of the
         # one before would take forever.

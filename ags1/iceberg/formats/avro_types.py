@@ -12,7 +12,8 @@ from typing import Any
 
 from ags1.errors import FormatError
 
-MAX_DEPTH = 64
+from ..spec.constants import MAX_AVRO_DEPTH
+
 MAX_STEPS = 100_000
 
 _PRIMITIVES = frozenset("null boolean int long float double bytes string".split())
@@ -30,7 +31,7 @@ class AvroTypes:
     def resolve(self, schema: object, namespace: str, path: str) -> tuple[str, Any, str]:
         """Return a type's kind (``record``, ``union``, ``long``, …), its definition, and the
         namespace of the names inside it."""
-        for _ in range(MAX_DEPTH):
+        for _ in range(MAX_AVRO_DEPTH):
             if isinstance(schema, list):
                 return "union", schema, namespace
             if isinstance(schema, str):

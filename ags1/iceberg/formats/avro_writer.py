@@ -20,9 +20,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from ... import layout
+from ...arrow_nested import with_child
 from ...key_metadata import KeyMetadata
 from ...writer import Writer
-from .arrow_lists import with_child
 from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, compact, long
 from .avro_schema import avro_schema
 

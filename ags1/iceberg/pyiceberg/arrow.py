@@ -15,10 +15,17 @@ from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_comp
 from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
 from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
-from pyiceberg.types import ListType, MapType, NestedField
+from pyiceberg.types import (
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+)
 from pyiceberg.utils.config import Config
 
-from ..formats.arrow_lists import with_child
+from ...arrow_nested import with_child
 from .expressions import PER_DAY
 
 __all__ = [
@@ -94,11 +101,39 @@ def check_arrow_schema(
     schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
 ) -> None:
     """Check that Arrow data can be written to a table of format version 3. Columns without field
-    IDs are matched by name. Raises ValueError, and TypeError for a type unknown to Iceberg."""
+    IDs are matched by name. Arrow's nulls fit every optional type. Raises ValueError, and TypeError
+    for a type unknown to Iceberg."""
+    provided = pa.schema(list(_with_typed_nulls(pa.struct(list(provided)), schema.as_struct())))
     # PyIceberg also prints the error. If two threads redirected at once, one would restore the
     # other's target, and standard output would be lost for good.
     with _redirecting, contextlib.redirect_stdout(io.StringIO()):
         _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
+
+
+def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
+    """Return an Arrow type in which nulls have the table's type. PyIceberg takes nulls without a
+    type for primitive types alone."""
+    if pa.types.is_dictionary(source):
+        source = source.value_type
+    if pa.types.is_null(source) and not isinstance(kind, PrimitiveType):
+        return schema_to_pyarrow(kind, include_field_ids=False)
+
+    def typed(field: pa.Field, inner: IcebergType) -> pa.Field:
+        return field.with_type(_with_typed_nulls(field.type, inner))
+
+    if pa.types.is_struct(source) and isinstance(kind, StructType):
+        kinds = {field.name: field.field_type for field in kind.fields}
+        return pa.struct([typed(f, kinds[f.name]) if f.name in kinds else f for f in source])
+    if pa.types.is_map(source) and isinstance(kind, MapType):
+        key, item = (
+            typed(source.key_field, kind.key_type),
+            typed(source.item_field, kind.value_type),
+        )
+        return pa.map_(key, item)
+    is_list = pa.types.is_list(source) or pa.types.is_large_list(source)
+    if isinstance(kind, ListType) and (is_list or pa.types.is_fixed_size_list(source)):
+        return pa.list_(typed(source.value_field, kind.element_type))
+    return source
 
 
 def iceberg_schema(schema: Schema | pa.Schema) -> Schema:

@@ -21,6 +21,7 @@ from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.schema import Schema, index_by_id
 
 from ...errors import UnsupportedTypeError
+from .constants import MAX_AVRO_DEPTH
 
 # As Java spells them; PyIceberg reads and writes the parameters in quotes.
 _GEOMETRY = re.compile(r"geometry\(\s*([^'\"(),]+?)\s*\)")
@@ -37,6 +38,8 @@ UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
 
 # GeoArrow's name of geometries in Arrow.
 WKB = "geoarrow.wkb"
+# Arrow reads the schemas of Parquet files to this depth.
+_MAX_PARQUET_DEPTH = 99
 # An error names at most this number of readable columns.
 _NAMED = 5
 
@@ -184,7 +187,9 @@ def readable(schema: Schema) -> Schema:
 
 def writable(schema: Schema, *, is_avro: bool) -> Schema:
     """Return the columns that are written to new files. The other columns are not written, and are
-    read as null. Raises UnsupportedTypeError if one of the others is required."""
+    read as null. Raises UnsupportedTypeError if one of the others is required, or if a column is
+    nested so deeply that the files could not be read."""
+    _check_depth(schema, is_avro)
     known = _writable(schema, is_avro)
     if known is schema:
         return schema
@@ -198,6 +203,27 @@ def writable(schema: Schema, *, is_avro: bool) -> Schema:
                 f"{'has a default' if has_default else 'is required'}"
             )
     return known
+
+
+def _check_depth(schema: Schema, is_avro: bool) -> None:
+    most = MAX_AVRO_DEPTH if is_avro else _MAX_PARQUET_DEPTH
+    for field in schema.fields:
+        if (depth := _depth(field, is_avro)) > most:
+            raise UnsupportedTypeError(
+                f"no rows can be written: column {field.name!r} is nested {depth} deep in "
+                f"{_format(is_avro)} files, and they are read to a depth of {most}"
+                + (" (an optional value counts twice): write Parquet files" if is_avro else "")
+            )
+
+
+def _depth(field: types.NestedField, is_avro: bool) -> int:
+    """Return how deeply a column is nested as the readers count it: in Avro an optional value is a
+    union, in Parquet a list or map is a group in a group."""
+    kind = field.field_type
+    is_double = field.optional if is_avro else isinstance(kind, types.ListType | types.MapType)
+    if isinstance(kind, types.PrimitiveType):
+        return 1 + is_double
+    return 1 + is_double + max((_depth(part, is_avro) for part in _parts(kind)), default=0)
 
 
 def check_writable(schema: Schema, *, is_avro: bool) -> None:
@@ -219,8 +245,13 @@ def _writable(schema: Schema, is_avro: bool) -> Schema:
 
 def _not_written(schema: Schema, field: types.NestedField, is_avro: bool) -> str:
     name, kind = schema.find_column_name(field.field_id), field.field_type
-    file_format = "Avro" if is_avro else "Parquet"
-    return f"column {name!r} has type {kind}, which this version does not write to {file_format}"
+    return (
+        f"column {name!r} has type {kind}, which this version does not write to {_format(is_avro)}"
+    )
+
+
+def _format(is_avro: bool) -> str:
+    return "Avro" if is_avro else "Parquet"
 
 
 def as_stored(schema: Schema) -> Schema:

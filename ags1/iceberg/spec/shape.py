@@ -9,6 +9,7 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.transforms import UnknownTransform, parse_transform
 from pyiceberg.types import DecimalType, IcebergType
 
+from ...errors import UnsupportedTypeError
 from .column_types import OpaqueType, primitive_type
 from .java_json import fields_in, schema_in_java_order
 from .json_fields import one_of, string, whole
@@ -16,6 +17,9 @@ from .json_fields import one_of, string, whole
 FIRST_PARTITION_ID = 1000
 # The first format version in which rows have ids and columns have default values.
 LINEAGE = 3
+# The structs, lists and maps that may lie in each other in a column. PyIceberg does not parse the
+# metadata of a table with a few more.
+_MAX_NESTING = 60
 _NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 
 
@@ -46,18 +50,9 @@ _SCHEMA = Column(-1, "", None, in_collection=False, in_key=False, parent_id=-1)
 def walk(kind: Any, outer: Column | None = None) -> Iterator[Column]:
     """Yield the fields in the JSON of a schema, outer fields first; of a type if it is that of
     ``outer``."""
-    if not isinstance(kind, Mapping):
-        return
-    inner: list[tuple[Any, Any, Any]] = []
-    of = kind.get("type")
-    if of == "struct":
-        inner = [(f.get("id"), f.get("name"), f.get("type")) for f in kind.get("fields") or ()]
-    elif of == "list":
-        inner = [(kind.get("element-id"), "element", kind.get("element"))]
-    elif of == "map":
-        inner = [(kind.get(f"{part}-id"), part, kind.get(part)) for part in ("key", "value")]
     above = outer or _SCHEMA
-    for field_id, name, field_type in inner:
+    for field_id, name, field_type in _parts(kind):
+        of = kind["type"]
         column = Column(
             field_id,
             name if outer is None else f"{outer.name}.{name}",
@@ -70,11 +65,37 @@ def walk(kind: Any, outer: Column | None = None) -> Iterator[Column]:
         yield from walk(field_type, column)
 
 
+def _parts(kind: Any) -> list[tuple[Any, Any, Any]]:
+    """Return the id, name and type of each field directly in the JSON of a schema or type."""
+    of = kind.get("type") if isinstance(kind, Mapping) else None
+    if of == "struct":
+        return [(f.get("id"), f.get("name"), f.get("type")) for f in kind.get("fields") or ()]
+    if of == "list":
+        return [(kind.get("element-id"), "element", kind.get("element"))]
+    if of == "map":
+        return [(kind.get(f"{part}-id"), part, kind.get(part)) for part in ("key", "value")]
+    return []
+
+
+def _check_nesting(schema: Any) -> None:
+    for _, name, kind in _parts(schema):
+        kinds, depth = [kind], 0
+        while kinds := [inner for outer in kinds for _, _, inner in _parts(outer)]:
+            depth += 1
+            if depth > _MAX_NESTING:
+                raise UnsupportedTypeError(
+                    f"column {name!r} is nested more than {_MAX_NESTING} deep, and then the table "
+                    "could not be opened: divide it into several columns"
+                )
+
+
 def checked_schema(schema: Any, version: int) -> dict[str, Any]:
     """Return a schema's JSON in Java's form. Raises ValueError if it is malformed, or if the
-    table's format version does not allow it."""
+    table's format version does not allow it, and UnsupportedTypeError if a column is nested too
+    deeply."""
     if not isinstance(schema, Mapping) or schema.get("type") != "struct":
         raise ValueError("the schema is not a struct")
+    _check_nesting(schema)
     ordered: dict[str, Any] = schema_in_java_order(dict(schema))
     ids: set[int] = set()
     names: set[str] = set()

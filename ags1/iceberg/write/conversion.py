@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.types import (
@@ -36,8 +35,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from ...arrow_nested import compacted, with_child
 from ...errors import UnsupportedTypeError
-from ..formats.arrow_lists import with_child
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
 from ..spec.column_types import WKB, as_stored, writable
 from ..spec.constants import PARQUET_FIELD_ID
@@ -89,6 +88,8 @@ class RowConversion:
         column has a null, or the column's type does not have a value."""
         if not _without_ids(batch.schema).equals(self._provided):
             raise ValueError("the batches' schemas differ")
+        # The lengths of buffers and of children; values are not looked at.
+        batch.validate()
         rows = pa.StructArray.from_arrays(batch.columns, fields=list(self._provided))
         if not batch.num_columns:
             rows = pa.array([{}] * batch.num_rows, pa.struct([]))
@@ -158,30 +159,24 @@ class RowConversion:
     ) -> list[pa.Array]:
         """Return the columns of a struct. ``rows`` may be a slice and may have nulls itself."""
         present = {field.name: i for i, field in enumerate(rows.type)}
+        # Flattened, a field is null where the struct is.
+        fields = range(rows.type.num_fields)
+        inner = rows.flatten() if rows.null_count else [rows.field(i) for i in fields]
         columns = []
         for i, field in enumerate(self._written(struct)):
             inside = _join(path, field.name)
             kind = target.field(i).type
             if field.name in present:
-                values = rows.field(present[field.name])
+                values = inner[present[field.name]]
                 column = self._values(field.field_type, kind, values, inside)
-                self._check_required(field, column, rows, inside)
+                if field.required and column.null_count > rows.null_count:
+                    raise _null_in_required(inside)
             elif field.write_default is None:
                 column = pa.nulls(len(rows), kind)
             else:
                 column = _repeated(field, kind, len(rows))
             columns.append(column)
         return columns
-
-    def _check_required(
-        self, field: NestedField, column: pa.Array, rows: pa.StructArray | None, path: str
-    ) -> None:
-        if not field.required or not column.null_count:
-            return
-        # If the struct is null, its fields may be, too.
-        if rows is not None and not pc.any(pc.and_(column.is_null(), rows.is_valid())).as_py():
-            return
-        raise ValueError(f"column {path!r} is required, but the data has nulls in it")
 
     def _values(
         self, kind: IcebergType, target: pa.DataType, values: pa.Array, path: str
@@ -197,27 +192,23 @@ class RowConversion:
         if isinstance(kind, ListType):
             if not _is_list(values.type):
                 return pa.nulls(len(values), target)
-            values = _plain_list(values)
-            element = kind.element_field
-            children = self._values(element.field_type, target.value_type, values.values, path)
-            result = with_child(values, target, children)
-            if element.required and children.null_count:
-                self._check_required(element, result.flatten(), None, path)
-            return result
+            values = compacted(values)
+            children = self._values(kind.element_type, target.value_type, values.values, path)
+            if kind.element_required and children.null_count:
+                raise _null_in_required(path)
+            return with_child(values, target, children)
         if isinstance(kind, MapType):
             if not pa.types.is_map(values.type):
                 return pa.nulls(len(values), target)
+            values = compacted(values)
             keys = self._values(kind.key_type, target.key_type, values.keys, path)
             items = self._values(kind.value_type, target.item_type, values.items, path)
+            if kind.value_required and items.null_count:
+                raise _null_in_required(path)
             entries = pa.StructArray.from_arrays(
                 [keys, items], fields=[target.key_field, target.item_field]
             )
-            result = with_child(values, target, entries)
-            if kind.value_field.required and items.null_count:
-                as_list = pa.list_(pa.struct([target.key_field, target.item_field]))
-                of_rows = with_child(result, as_list, entries).flatten().field(1)
-                self._check_required(kind.value_field, of_rows, None, path)
-            return result
+            return with_child(values, target, entries)
         return self._primitive(kind, target, values, path)
 
     def _primitive(
@@ -335,11 +326,8 @@ def _repeated(field: NestedField, kind: pa.DataType, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), count)
 
 
-def _plain_list(values: pa.Array) -> pa.Array:
-    """Return the list array with offsets, which lists of a fixed size lack."""
-    if isinstance(values, pa.ListArray | pa.LargeListArray):
-        return values
-    return values.cast(pa.list_(values.type.value_field))
+def _null_in_required(path: str) -> ValueError:
+    return ValueError(f"column {path!r} is required, but the data has nulls in it")
 
 
 def _without_ids(schema: pa.Schema) -> pa.Schema:
@@ -352,7 +340,8 @@ def _field_without_ids(field: pa.Field) -> pa.Field:
     if pa.types.is_struct(kind):
         kind = pa.struct([_field_without_ids(f) for f in kind])
     elif pa.types.is_map(kind):
-        kind = pa.map_(_field_without_ids(kind.key_field), _field_without_ids(kind.item_field))
+        key, item = _field_without_ids(kind.key_field), _field_without_ids(kind.item_field)
+        kind = pa.map_(key, item, kind.keys_sorted)
     elif pa.types.is_fixed_size_list(kind):
         kind = pa.list_(_field_without_ids(kind.value_field), kind.list_size)
     elif pa.types.is_list(kind):

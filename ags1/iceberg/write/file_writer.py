@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_encryption_properties
 from pyiceberg.table.locations import LocationProvider
 
+from ...arrow_nested import for_parquet
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..formats.avro_writer import AvroFileWriter
@@ -174,7 +175,7 @@ class _ParquetContent:
 
     def write(self, rows: pa.Table, metrics: MetricsCollector) -> None:
         metrics.add_parquet_rows(rows)
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._writer.write_table(for_parquet(rows), row_group_size=rows.num_rows)
 
     def close(self, metrics: MetricsCollector) -> _Finished:
         self._writer.close()

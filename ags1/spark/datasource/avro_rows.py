@@ -23,6 +23,7 @@ from ..iceberg_api import (
     RowConversion,
     iceberg_schema,
     iceberg_schema_of_avro,
+    writable,
 )
 from .encrypted_files import OpenPart
 
@@ -51,9 +52,9 @@ class Avro:
 
 def schema_for(columns: pa.Schema) -> Schema:
     """Return the Iceberg schema, with ids, that columns are written by. Raises ValueError for a
-    type that Avro files do not hold."""
+    type that Avro files do not hold, UnsupportedTypeError for one that is nested too deeply."""
     try:
-        return assign_fresh_schema_ids(iceberg_schema(columns))
+        return writable(assign_fresh_schema_ids(iceberg_schema(columns)), is_avro=True)
     except (TypeError, ValueError, UnsupportedPyArrowTypeException) as error:
         raise ValueError(f"Avro cannot hold a column: {error}") from None
 

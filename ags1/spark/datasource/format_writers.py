@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from ...arrow_nested import for_parquet
 from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ...stream import open as open_stream
@@ -64,7 +65,7 @@ def write_file(
             codec = options.get("compression", "zstd").lower()
             with pq.ParquetWriter(writer, first.schema, compression=codec) as parquet:
                 for table in _gathered(rows):
-                    parquet.write_table(table, row_group_size=table.num_rows)
+                    parquet.write_table(for_parquet(table), row_group_size=table.num_rows)
         elif inner == "csv":
             how = pa_csv.WriteOptions(
                 include_header=opt.flag(options, "header"),
