@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import private_file
+from .. import private_file, strict_json
 from .._gcm import random_bytes
 from .._messages import open as open_sealed
 from .._messages import seal
@@ -208,11 +208,12 @@ class Keyring(Secret):
             raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
         sealed_by = self._derive(protection)
         try:
-            opened = _decode(open_sealed(sealed_by.derived_key, sealed, _header(protection)))
+            text = open_sealed(sealed_by.derived_key, sealed, _header(protection))
         except AuthenticationError:
             raise KmsAccessDeniedError(
                 f"the passphrase does not open the keyring {self._path}"
             ) from None
+        opened = _decode(text, self._path)
         if not isinstance(opened, dict):
             raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are not an object")
         return opened, sealed_by
@@ -268,9 +269,7 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
             f"there is no keyring {path}: give the path of the keyring that has the master key, "
             "or make a new one with: ags1 keygen"
         ) from None
-    document = _decode(data)
-    if document is None:
-        raise KmsError(f"the keyring {path} is damaged: it is not JSON")
+    document = _decode(data, path)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise KmsError(f"{path} is not a keyring of ags1")
     version = document.get("version")
@@ -279,11 +278,12 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
     return document, status
 
 
-def _decode(data: bytes) -> object:
-    """Parse JSON, with ``_Hidden`` objects; None if it is not JSON."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(data, object_hook=_Hidden)
-    return None
+def _decode(data: bytes, path: str) -> object:
+    """Parse JSON, with ``_Hidden`` objects. Raises KmsError."""
+    try:
+        return strict_json.parse(data, _Hidden)
+    except ValueError as error:
+        raise KmsError(f"the keyring {path} is damaged: it {error}") from None
 
 
 def _print(document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal) -> bytes:
