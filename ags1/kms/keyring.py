@@ -44,7 +44,7 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
-from .passphrase import Passphrase, Protection, checked, read_private
+from .passphrase import Passphrase, Protection, checked, is_read_only, read_private
 from .secret import Secret, discreet
 
 _FORMAT = "ags1-keyring"
@@ -99,10 +99,13 @@ _Seal = Sealing | None
 class Keyring(Secret):
     """A keyring file, and its unencrypted keys after they were first needed."""
 
-    __slots__ = ("_derived", "_keys", "_lock", "_passphrase", "_path", "_seen")
+    __slots__ = ("_allow_readable", "_derived", "_keys", "_lock", "_passphrase", "_path", "_seen")
 
-    def __init__(self, path: str, passphrase: Passphrase | None) -> None:
+    def __init__(
+        self, path: str, passphrase: Passphrase | None, *, allow_readable: bool = False
+    ) -> None:
         self._path = path
+        self._allow_readable = allow_readable
         self._passphrase = passphrase
         self._lock = threading.Lock()
         self._keys: Mapping[str, MasterKey] | None = None
@@ -150,9 +153,14 @@ class Keyring(Secret):
             path = os.path.realpath(self._path)
             if create:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            if is_read_only(path if os.path.exists(path) else os.path.dirname(path)):
+                raise KmsAccessDeniedError(
+                    f"the keyring {self._path} cannot be changed here, because its file system is "
+                    "read-only: change the original, and mount it again"
+                )
             with _locked(path):
                 try:
-                    document, _ = _load(self._path)
+                    document, _ = self._load()
                     keys, seal_before = self._open(document)
                     _parse(keys, self._path)
                 except KmsKeyNotFoundError:
@@ -169,11 +177,14 @@ class Keyring(Secret):
 
     def _refresh(self) -> Mapping[str, MasterKey]:
         if self._keys is None or self._seen != self._identity():
-            document, status = _load(self._path)
+            document, status = self._load()
             keys, self._derived = self._open(document)
             self._keys = _parse(keys, self._path)
             self._seen = _identity(status)
         return self._keys
+
+    def _load(self) -> tuple[dict[str, Any], os.stat_result]:
+        return _load(self._path, allow_readable=self._allow_readable)
 
     def _identity(self) -> object:
         try:
@@ -260,10 +271,10 @@ def _identity(status: os.stat_result) -> object:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
+def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_result]:
     """Return the keyring's JSON document and the file's status. Raises KmsError."""
     try:
-        data, status = read_private(path, _MAX_SIZE, "keyring")
+        data, status = read_private(path, _MAX_SIZE, "keyring", allow_readable=allow_readable)
     except FileNotFoundError:
         raise KmsKeyNotFoundError(
             f"there is no keyring {path}: give the path of the keyring that has the master key, "
