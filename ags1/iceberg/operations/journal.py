@@ -48,7 +48,7 @@ _NOT_A_PART = (Ags1Error, ValueError, LookupError, TypeError, AttributeError, Re
 
 class Journal:
     """The journal in ``folder`` of the table with the UUID ``table_uuid``, under the table's master
-    key. ``manager`` has that key and the size of new keys. ``output`` writes the parts. If
+    key. ``manager`` has that key and the size of data keys. ``output`` writes the parts. If
     everybody can wrap keys with the master key (``KmsClient.wraps_with_public_key``), anybody could
     forge a part. If the storage cannot list a folder, no part could be found. In both cases no
     journal is kept. One thread at a time may use it."""
@@ -60,7 +60,7 @@ class Journal:
         self._folder = folder
         self._table_uuid = table_uuid
         self._kms, self._key_id = manager.kms, manager.table_key_id
-        self._key_size = manager.new_key_size
+        self._key_size = manager.data_key_length
         self._kek: KeyEncryptionKey | None = None
         self._waiting: list[dict[str, Any]] = []
         self._last_part = time.monotonic()
@@ -73,7 +73,7 @@ class Journal:
         before hours of work and not after. Raises KmsError."""
         if self._kek is None:
             self._kek = KeyEncryptionKey.generate(
-                self._kms, self._key_id, key_size=self._key_size(), timestamp_ms=now_ms()
+                self._kms, self._key_id, key_size=self._key_size, timestamp_ms=now_ms()
             )
 
     def add(self, old: ContentFile, new: ContentFile) -> None:
@@ -94,7 +94,7 @@ class Journal:
         assert self._kek is not None
         text = json.dumps({"table-uuid": self._table_uuid, "files": self._waiting}).encode()
         sealed = oneshot.encrypt(
-            text, km=KeyMetadata.generate(self._key_size()), block_size=DEFAULT_BLOCK_SIZE
+            text, km=KeyMetadata.generate(self._key_size), block_size=DEFAULT_BLOCK_SIZE
         )
         wrapped = self._kek.wrap_key_metadata(sealed.key_metadata, purpose=_PURPOSE)
         keys = {"kek": self._kek.entry.to_dict(), "key": wrapped.to_dict()}
@@ -161,7 +161,7 @@ class Journal:
 
     def _is_usable(self, new: ContentFile) -> bool:
         km = new.key
-        if km is None or len(km.encryption_key) < self._key_size():
+        if km is None or len(km.encryption_key) != self._key_size:
             return False
         try:
             return len(self._io.new_input(new.file_path)) == new.file_size_in_bytes

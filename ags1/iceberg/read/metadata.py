@@ -59,7 +59,7 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     except MetadataIntegrityError:
         raise
     except zlib.error:
-        raise MetadataIntegrityError("the metadata is not gzip", file=location) from None
+        raise MetadataIntegrityError("the metadata is not JSON", file=location) from None
     except ValueError as error:
         raise MetadataIntegrityError(f"the metadata {error}", file=location) from None
     if not _is_metadata(metadata):
@@ -199,7 +199,7 @@ def _decompressed(stored: bytes, location: str) -> bytes:
     text = decompressor.decompress(stored, MAX_METADATA_SIZE + 1)
     _check_size(text, location)
     if not decompressor.eof:
-        raise ValueError("is cut: the compressed data has no end")
+        raise ValueError("is not JSON: the compressed data is cut")
     return text
 
 
