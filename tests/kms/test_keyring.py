@@ -40,6 +40,9 @@ from ags1.kms import passphrase as passphrase_module
 from ags1.kms.local import remove_passphrase, set_passphrase
 
 KEY = bytes(range(32))
+WHOLE_KEY = json.dumps(
+    {"current": 1, "versions": {"1": {"key": base64.b64encode(b"secret" * 5 + b"--").decode()}}}
+)
 PASSPHRASE = b"correct horse, battery staple \xff"
 SCRYPT_N = passphrase_module._SCRYPT_N
 
@@ -922,7 +925,7 @@ def test_sealed_keys_that_are_none_are_refused(protected: Path, keys: object) ->
     "text",
     [
         *("", "{", "[]", "null", '"c2VjcmV0c2VjcmV0"', '{"a": {"key": "c2VjcmV0c2VjcmV0"}}'),
-        '{"a": {"key": "c2VjcmV0c2VjcmV0", "key": "c2VjcmV0c2VjcmV0"}}',
+        f'{{"a": {WHOLE_KEY}, "a": {WHOLE_KEY}}}',
     ],
 )
 def test_damage_under_the_seal_is_refused_without_quoting_it(protected: Path, text: str) -> None:
