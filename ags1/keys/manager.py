@@ -258,7 +258,7 @@ class EncryptionManager:
         )
 
     def _kek_for_sealing(self, sealed_size: int) -> KeyEncryptionKey:
-        size = max(sealed_size, self.new_key_size())
+        size = self.new_key_size()
         public = wraps_with_public_key(self.kms)
         for kek in map(self._usable_kek, self._usable_keks()):
             if kek is None or (public and not kek.made_here):
@@ -266,7 +266,7 @@ class EncryptionManager:
             # A data key is no stronger than the KEK that wraps it.
             if kek.key_size >= size:
                 return kek
-        kek = self._new_kek(size)
+        kek = self._new_kek(sealed_size)
         self._entries[kek.entry.key_id] = kek.entry
         return kek
 

@@ -884,9 +884,9 @@ faults(
         "a rotation wraps keys under a shorter one",
     ),
     (
-        "        size = max(sealed_size, self.new_key_size())\n",
-        "        size = self.new_key_size()\n",
-        "a KEK wraps a longer key",
+        "        kek = self._new_kek(sealed_size)\n",
+        "        kek = self._new_kek(0)\n",
+        "a new KEK wraps a longer key",
     ),
     (
         "        needed.update(self._kek_entry(entry).key_id for entry in live)\n",
