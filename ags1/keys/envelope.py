@@ -12,6 +12,7 @@ import base64
 import binascii
 import contextlib
 import hmac
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ KEY_TIMESTAMP_PROPOSED = "key-timestamp"
 # it before KEY_TIMESTAMP, and the Hive catalog's hash is that of Java's text.
 MASTER_KEY = "ags1.master-key"
 _KEY_ID_SIZE = 16
+# As Java writes a long. Nothing else may be there: see ``KeyEncryptionKey._additional_data``.
+_DECIMAL = re.compile(r"-?[0-9]{1,19}")
 _FIELDS = frozenset({"key-id", "encrypted-key-metadata", "encrypted-by-id", "properties"})
 
 
@@ -108,6 +111,13 @@ class EncryptedKey:
                 f"{KEY_TIMESTAMP} and {KEY_TIMESTAMP_PROPOSED}"
             )
         return proposed if written is None else written
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """The timestamp as a number; None if there is none, or if it is not decimal digits. Raises
+        as ``timestamp``."""
+        timestamp = self.timestamp or ""
+        return int(timestamp) if _DECIMAL.fullmatch(timestamp) else None
 
 
 class KeyEncryptionKey(Secret):
@@ -188,25 +198,35 @@ class KeyEncryptionKey(Secret):
         """Return an entry that holds ``km`` encrypted under this KEK, with a new ID unless one is
         given. ``purpose`` follows the timestamp in the additional data; manifest lists have none.
         What is encrypted for one purpose does not open for another. Raises KeyReuseError in a child
-        that was forked after the KEK was unwrapped."""
+        that was forked after the KEK was unwrapped, and ValueError for a purpose that begins with a
+        digit."""
         if self._process != process_number():
             raise KeyReuseError(
                 f"the KEK {self.entry.key_id!r} was unwrapped before a fork, and the parent may "
                 "use it too: unwrap it again in the child"
             )
-        sealed = seal(self._key, km.to_bytes(), self._aad + purpose)
+        sealed = seal(self._key, km.to_bytes(), self._additional_data(purpose))
         return EncryptedKey(key_id or new_key_id(), sealed, self.entry.key_id)
 
     def unwrap_key_metadata(self, entry: EncryptedKey, *, purpose: bytes = b"") -> KeyMetadata:
         """Return the key metadata that ``entry`` holds. Raises AuthenticationError."""
+        aad = self._additional_data(purpose)
         try:
-            data = open_sealed(self._key, entry.encrypted_key_metadata, self._aad + purpose)
+            data = open_sealed(self._key, entry.encrypted_key_metadata, aad)
         except (AuthenticationError, ValueError):
             raise AuthenticationError(
                 f"the wrapped key metadata {entry.key_id!r} does not verify: "
                 "it was changed, or another key wrapped it"
             ) from None
         return KeyMetadata.from_bytes(data)
+
+    def _additional_data(self, purpose: bytes) -> bytes:
+        """Join the timestamp and a purpose. The timestamp is in the entry, which others may change.
+        It is digits only, and a purpose begins with none. So the two can be told apart, and no
+        other timestamp makes one purpose of another."""
+        if purpose[:1].isdigit():
+            raise ValueError("a purpose cannot begin with a digit: it follows the timestamp")
+        return self._aad + purpose
 
     def derived_key(self, purpose: bytes) -> bytes:
         """Return 32 bytes for another use than wrapping keys: HMAC-SHA-256 of ``purpose`` under the
@@ -280,10 +300,11 @@ def _aad(entry: EncryptedKey) -> bytes:
     timestamp = entry.timestamp
     if timestamp is None:
         raise KeyMetadataError(f"the key {entry.key_id!r} has no {KEY_TIMESTAMP}")
-    try:
-        return timestamp.encode()
-    except UnicodeEncodeError:  # text from JSON may have half of a surrogate pair
-        raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is not text") from None
+    if entry.timestamp_ms is None:
+        raise KeyMetadataError(
+            f"the {KEY_TIMESTAMP} of {entry.key_id!r} is not a number: somebody has changed it"
+        )
+    return timestamp.encode()
 
 
 def new_key_id() -> str:

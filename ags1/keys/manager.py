@@ -11,12 +11,12 @@ keys wrapped under the master key can put a KEK of their own into the list. If e
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +65,9 @@ class EncryptionManager:
     """The keys of one version of a table's metadata, and the ones added to it.
 
     ``table_key_id`` is the table property ``encryption.key-id``, ``encryption_keys`` the list in
-    the metadata, and ``data_key_length`` (bytes) the size of new keys. ``clock_ms`` returns epoch
-    milliseconds. ``cache`` is a ``KekCache`` of the same KMS client, to share with other tables.
+    the metadata, and ``data_key_length`` (bytes) the least size of new keys (``new_key_size``).
+    ``clock_ms`` returns epoch milliseconds. ``cache`` is a ``KekCache`` of the same KMS client, to
+    share with other tables.
 
     Threads may share a manager. ``rewrap``, ``rotate``, ``prune`` and ``shred`` do not change it:
     they return another manager, whose ``encryption_keys`` are the whole list to commit. A pickle
@@ -99,7 +100,7 @@ class EncryptionManager:
         self._entries = {key.key_id: key for key in keys}
         if len(self._entries) != len(keys):
             raise KeyMetadataError("two of the table's encryption keys have one id")
-        self._newest_kek_length: int | None = None
+        self._kek_size = 0
         self._making = OncePerProcess(threading.Lock)
 
     @classmethod
@@ -149,18 +150,24 @@ class EncryptionManager:
         return tuple(filter(self._is_kek, self.encryption_keys))
 
     def new_file_key(self) -> KeyMetadata:
-        """Return a fresh key and a fresh 16-byte AAD prefix for one file of the table. If the
-        table's newest KEK is longer than the data key length, the key is as long as the KEK,
-        because others may have lowered the data key length in the metadata. So the KEK is
-        unwrapped, unless it is in the cache. Raises KmsError."""
-        return KeyMetadata.generate(max(self.data_key_length, self._kek_length()))
+        """Return a fresh key of ``new_key_size`` and a fresh 16-byte AAD prefix for one file of the
+        table. Raises KmsError."""
+        return KeyMetadata.generate(self.new_key_size())
 
-    def _kek_length(self) -> int:
-        if self._newest_kek_length is None:
-            newest = self._usable_keks()[:1]
-            kek = self._usable_kek(newest[0]) if newest else None
-            self._newest_kek_length = 0 if kek is None else kek.key_size
-        return self._newest_kek_length
+    def new_key_size(self) -> int:
+        """Return the size of new keys in bytes: the data key length or, if it is longer, the size
+        of the table's newest KEK, even an expired one. Others may have lowered the data key length
+        in the metadata, and they cannot make a KEK. So the KEK is unwrapped, unless it is in the
+        cache. A KEK that the KMS does not unwrap does not count. Raises KmsError."""
+        if not self._kek_size:
+            self._kek_size = next(self._kek_sizes(), 0)
+        return max(self.data_key_length, self._kek_size)
+
+    def _kek_sizes(self) -> Iterator[int]:
+        for _, entry in self._keks_by_age():
+            with contextlib.suppress(KmsKeyNotFoundError, KmsUnwrapError, KeyMetadataError):
+                if kek := self._usable_kek(entry):
+                    yield kek.key_size
 
     def _usable_kek(self, entry: EncryptedKey) -> KeyEncryptionKey | None:
         """Return an unwrapped KEK; if everybody can wrap keys, only one in the cache, else None."""
@@ -176,7 +183,7 @@ class EncryptionManager:
         if km.file_length is None:
             raise KeyMetadataError("a manifest list's key metadata needs the file's length")
         with self._making.get():
-            entry = self._kek_for_sealing().wrap_key_metadata(km)
+            entry = self._kek_for_sealing(len(km.encryption_key)).wrap_key_metadata(km)
             self._entries[entry.key_id] = entry
         return entry.key_id
 
@@ -224,7 +231,8 @@ class EncryptionManager:
 
     def rotate(self, needed: Collection[str] | None = None) -> EncryptionManager:
         """Return a manager with one new KEK, which wraps every manifest list's key, and without the
-        other KEKs. Entries keep their IDs, so that snapshots need no change.
+        other KEKs. The new KEK is as long as the longest of these keys at least. Entries keep their
+        IDs, so that snapshots need no change.
 
         Java uses any unexpired KEK for its next commit, so the old KEKs are removed. What
         ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK,
@@ -235,24 +243,32 @@ class EncryptionManager:
         KeyMetadataError, AuthenticationError or KmsError if a needed entry does not open, so that
         no key is lost.
         """
-        kek = self._new_kek()
-        entries: list[EncryptedKey] = [kek.entry]
+        rewrapped: list[tuple[EncryptedKey, KeyMetadata]] = []
+        kept: list[EncryptedKey] = []
         closed: set[str | None] = set()  # KEKs, each of which is asked for once
+        size = 0
         for entry in self.encryption_keys:
             if self._is_kek(entry):
                 continue
             if entry.encrypted_by_id in closed and entry.key_id not in (needed or ()):
-                entries.append(entry)
+                kept.append(entry)
                 continue
             try:
-                km = self._kek_of(entry).unwrap_key_metadata(entry)
+                old_kek = self._kek_of(entry)
+                km = old_kek.unwrap_key_metadata(entry)
             except _UNOPENED as error:
                 _check_unneeded(entry, needed, error)
                 closed.add(entry.encrypted_by_id)
-                entries.append(entry)
+                kept.append(entry)
             else:
-                sealed = kek.wrap_key_metadata(km, entry.key_id)
-                entries.append(replace(sealed, properties=entry.properties, unknown=entry.unknown))
+                rewrapped.append((entry, km))
+                size = max(size, old_kek.key_size, len(km.encryption_key))
+        kek = self._new_kek(size)
+        entries = [kek.entry]
+        for entry, km in rewrapped:
+            sealed = kek.wrap_key_metadata(km, entry.key_id)
+            entries.append(replace(sealed, properties=entry.properties, unknown=entry.unknown))
+        entries += kept
         entries += (entry for entry in self.encryption_keys if entry.key_id in closed)
         return self._with(entries)
 
@@ -285,37 +301,46 @@ class EncryptionManager:
             if kek_id not in (entry.key_id, entry.encrypted_by_id)
         )
 
-    def _kek_for_sealing(self) -> KeyEncryptionKey:
+    def _kek_for_sealing(self, sealed_size: int) -> KeyEncryptionKey:
+        size = self.new_key_size()
         public = wraps_with_public_key(self.kms)
         for kek in map(self._usable_kek, self._usable_keks()):
             if kek is None or (public and not kek.made_here):
                 continue
             # A data key is no stronger than the KEK that wraps it.
-            if kek.key_size >= self.data_key_length:
+            if kek.key_size >= size:
                 return kek
-        kek = self._new_kek()
+        kek = self._new_kek(sealed_size)
         self._entries[kek.entry.key_id] = kek.entry
         return kek
 
-    def _new_kek(self) -> KeyEncryptionKey:
-        size, now = self.data_key_length, self._clock_ms()
+    def _new_kek(self, least_size: int) -> KeyEncryptionKey:
+        size, now = max(least_size, self.new_key_size()), self._clock_ms()
         kek = KeyEncryptionKey.generate(
             self.kms, self.table_key_id, key_size=size, timestamp_ms=now
         )
         self.cache.put(kek)
+        self._kek_size = size
         return kek
 
     def _usable_keks(self) -> list[EncryptedKey]:
         """Return the KEKs that may still encrypt, the newest first."""
         now = self._clock_ms()
-        usable = [
+        return [
+            entry
+            for timestamp_ms, entry in self._keks_by_age()
+            if -CLOCK_SKEW_MS <= now - timestamp_ms < KEK_LIFETIME_MS
+        ]
+
+    def _keks_by_age(self) -> list[tuple[int, EncryptedKey]]:
+        """Return the table's KEKs and their times, the newest first."""
+        keks = [
             (timestamp_ms, entry)
             for entry in self.encryption_keys
             if entry.encrypted_by_id == self.table_key_id
-            and (timestamp_ms := _timestamp_ms(entry)) is not None
-            and -CLOCK_SKEW_MS <= now - timestamp_ms < KEK_LIFETIME_MS
+            and (timestamp_ms := entry.timestamp_ms) is not None
         ]
-        return [entry for _, entry in sorted(usable, key=lambda both: both[0], reverse=True)]
+        return sorted(keks, key=lambda both: both[0], reverse=True)
 
     def _kek_of(self, entry: EncryptedKey) -> KeyEncryptionKey:
         return self._unwrap(self._kek_entry(entry))
@@ -361,7 +386,9 @@ class EncryptionManager:
         cache = self.cache if cache is None else cache
         key_id = self.table_key_id if table_key_id is None else table_key_id
         length, clock_ms = self.data_key_length, self._clock_ms
-        return EncryptionManager(cache.kms, key_id, entries, length, clock_ms=clock_ms, cache=cache)
+        made = EncryptionManager(cache.kms, key_id, entries, length, clock_ms=clock_ms, cache=cache)
+        made._kek_size = self._kek_size
+        return made
 
     def __repr__(self) -> str:
         keks = len(self.key_encryption_keys)
@@ -380,10 +407,3 @@ def _check_unneeded(entry: EncryptedKey, needed: Collection[str] | None, error: 
     if needed is None or entry.key_id in needed:
         raise error
     _log.warning("%s. Nothing refers to %r: it stays as it is", error.message, entry.key_id)
-
-
-def _timestamp_ms(entry: EncryptedKey) -> int | None:
-    timestamp = entry.timestamp
-    if timestamp is None or not re.fullmatch(r"-?\d{1,19}", timestamp, re.ASCII):
-        return None
-    return int(timestamp)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .. import private_file
+from .. import private_file, strict_json
 from ..descriptors import is_stream, open_stream
 from ..errors import KeyMetadataError
 from ..key_metadata import KeyMetadata
@@ -55,9 +55,9 @@ class Sidecar:
     def from_bytes(cls, data: bytes) -> Sidecar:
         """Parse a sidecar. Raises KeyMetadataError."""
         try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
-            raise KeyMetadataError("the sidecar is damaged: it is not JSON") from None
+            document = strict_json.parse(data)
+        except ValueError as error:
+            raise KeyMetadataError(f"the sidecar is damaged: it {error}") from None
         if not isinstance(document, dict):
             raise KeyMetadataError("the sidecar is damaged: it is not a JSON object")
         try:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import private_file
+from .. import private_file, strict_json
 from .._gcm import random_bytes
 from .._messages import open as open_sealed
 from .._messages import seal
@@ -44,7 +44,7 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
-from .passphrase import Passphrase, Protection, checked, read_private
+from .passphrase import Passphrase, Protection, checked, is_read_only, read_private
 from .secret import Secret, discreet
 
 _FORMAT = "ags1-keyring"
@@ -99,10 +99,22 @@ _Seal = Sealing | None
 class Keyring(Secret):
     """A keyring file, and its unencrypted keys after they were first needed."""
 
-    __slots__ = ("_derived", "_keys", "_lock", "_passphrase", "_path", "_seen", "_wrong")
+    __slots__ = (
+        "_allow_readable",
+        "_derived",
+        "_keys",
+        "_lock",
+        "_passphrase",
+        "_path",
+        "_seen",
+        "_wrong",
+    )
 
-    def __init__(self, path: str, passphrase: Passphrase | None) -> None:
+    def __init__(
+        self, path: str, passphrase: Passphrase | None, *, allow_readable: bool = False
+    ) -> None:
         self._path = path
+        self._allow_readable = allow_readable
         self._passphrase = passphrase
         self._lock = threading.Lock()
         self._keys: Mapping[str, MasterKey] | None = None
@@ -153,9 +165,14 @@ class Keyring(Secret):
             path = os.path.realpath(self._path)
             if create:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            if is_read_only(path if os.path.exists(path) else os.path.dirname(path)):
+                raise KmsAccessDeniedError(
+                    f"the keyring {self._path} cannot be changed here, because its file system is "
+                    "read-only: change the original, and mount it again"
+                )
             with _locked(path):
                 try:
-                    document, _ = _load(self._path)
+                    document, _ = self._load()
                     keys, seal_before = self._open(document)
                     _parse(keys, self._path)
                 except KmsKeyNotFoundError:
@@ -172,11 +189,14 @@ class Keyring(Secret):
 
     def _refresh(self) -> Mapping[str, MasterKey]:
         if self._keys is None or self._seen != _identity_of(self._path):
-            document, status = _load(self._path)
+            document, status = self._load()
             keys, self._derived = self._open(document)
             self._keys = _parse(keys, self._path)
             self._seen = _identity(status)
         return self._keys
+
+    def _load(self) -> tuple[dict[str, Any], os.stat_result]:
+        return _load(self._path, allow_readable=self._allow_readable)
 
     def _open(self, document: dict[str, Any]) -> tuple[dict[str, Any], _Seal]:
         """Return the ``keys`` object, and how it was sealed."""
@@ -205,11 +225,12 @@ class Keyring(Secret):
             raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
         sealed_by = self._derive(protection)
         try:
-            opened = _decode(open_sealed(sealed_by.derived_key, sealed, _header(protection)))
+            text = open_sealed(sealed_by.derived_key, sealed, _header(protection))
         except AuthenticationError:
             raise KmsAccessDeniedError(
                 f"the passphrase does not open the keyring {self._path}"
             ) from None
+        opened = _decode(text, self._path)
         if not isinstance(opened, dict):
             raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are not an object")
         self._wrong = None
@@ -270,18 +291,16 @@ def _identity_of(path: str) -> object:
         return None  # reading the file raises the error
 
 
-def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
+def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_result]:
     """Return the keyring's JSON document and the file's status. Raises KmsError."""
     try:
-        data, status = read_private(path, _MAX_SIZE, "keyring")
+        data, status = read_private(path, _MAX_SIZE, "keyring", allow_readable=allow_readable)
     except FileNotFoundError:
         raise KmsKeyNotFoundError(
             f"there is no keyring {path}: give the path of the keyring that has the master key, "
             "or make a new one with: ags1 keygen"
         ) from None
-    document = _decode(data)
-    if document is None:
-        raise KmsError(f"the keyring {path} is damaged: it is not JSON")
+    document = _decode(data, path)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise KmsError(f"{path} is not a keyring of ags1")
     version = document.get("version")
@@ -290,11 +309,12 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
     return document, status
 
 
-def _decode(data: bytes) -> object:
-    """Parse JSON, with ``_Hidden`` objects; None if it is not JSON."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(data, object_hook=_Hidden)
-    return None
+def _decode(data: bytes, path: str) -> object:
+    """Parse JSON, with ``_Hidden`` objects. Raises KmsError."""
+    try:
+        return strict_json.parse(data, _Hidden)
+    except ValueError as error:
+        raise KmsError(f"the keyring {path} is damaged: it {error}") from None
 
 
 def _print(document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal) -> bytes:

@@ -23,7 +23,7 @@ from ..errors import AuthenticationError, KmsError, KmsKeyNotFoundError, KmsUnwr
 from ..process import OncePerProcess
 from .client import WrapsOnly
 from .keyring import Keyring, MasterKey, new_version, sealing
-from .passphrase import checked, encoded, passphrase_source
+from .passphrase import ALLOW_READABLE, checked, encoded, passphrase_source
 from .properties import Properties
 from .secret import discreet
 
@@ -90,6 +90,9 @@ class LocalKms(WrapsOnly):
     to have keys wrapped under their own master key. A keyring that was protected when this client
     first read it, and is not now, is always refused.
 
+    A keyring or passphrase file that others can read is refused. ``allow_readable`` accepts it, for
+    secrets that are mounted read-only. A file that others can write is always refused.
+
     The master keys, and the key derived from the passphrase, stay in memory until ``close``.
     Nothing secret is pickled. A client whose passphrase is not in a file cannot be pickled.
 
@@ -107,16 +110,23 @@ class LocalKms(WrapsOnly):
         passphrase_file: str | None = None,
         *,
         passphrase: bytes | Callable[[], bytes] | None = None,
+        allow_readable: bool = False,
     ) -> None:
         self.path = default_keyring_path() if path is None else path
-        self._passphrase = passphrase_source(passphrase, passphrase_file)
-        self._keyring = OncePerProcess(functools.partial(Keyring, self.path, self._passphrase))
+        self._allow_readable = allow_readable
+        self._passphrase = passphrase_source(
+            passphrase, passphrase_file, allow_readable=allow_readable
+        )
+        self._keyring = OncePerProcess(
+            functools.partial(Keyring, self.path, self._passphrase, allow_readable=allow_readable)
+        )
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> LocalKms:
         """Return the client that ``kms.local.keyring`` (a path) and ``kms.local.passphrase-file``
         or ``kms.local.passphrase`` (text, which is used as UTF-8) describe; ``~`` is the home
-        folder. Raises KmsConfigurationError."""
+        folder. ``kms.allow-readable-files`` is ``allow_readable``. Raises
+        KmsConfigurationError."""
         check_names(properties)
         given = Properties(properties)
         path, file = given.get(_KEYRING), given.get(_PASSPHRASE_FILE)
@@ -124,6 +134,7 @@ class LocalKms(WrapsOnly):
             path and os.path.expanduser(path),
             file and os.path.expanduser(file),
             passphrase=encoded(given.require(_PASSPHRASE)) if given.get(_PASSPHRASE) else None,
+            allow_readable=given.flag(ALLOW_READABLE, default=False),
         )
 
     def names(self) -> list[str]:
@@ -209,13 +220,14 @@ class LocalKms(WrapsOnly):
     def __repr__(self) -> str:
         return f"LocalKms({self.path!r})"
 
-    def __reduce__(self) -> tuple[type[LocalKms], tuple[str, str | None]]:
+    def __reduce__(self) -> tuple[Callable[..., LocalKms], tuple[str, str | None]]:
         source = self._passphrase
         if source is not None and source.file is None:
             raise TypeError(
                 "a KMS client with a passphrase is not pickled: give it a passphrase file"
             )
-        return LocalKms, (self.path, None if source is None else source.file)
+        make = functools.partial(LocalKms, allow_readable=self._allow_readable)
+        return make, (self.path, None if source is None else source.file)
 
     def _master_key(
         self, name: str, number: int | None = None, *, fresh: bool = False, advice: str = _NEW_KEY
@@ -251,6 +263,8 @@ def set_passphrase(
     path: str,
     new: bytes | Callable[[], bytes],
     old: bytes | Callable[[], bytes] | None = None,
+    *,
+    allow_readable: bool = False,
 ) -> bool:
     """Protect the keyring at ``path`` by the passphrase ``new``. ``old`` is its passphrase so far,
     if it has one. Returns whether it had one. If both are functions, ``old`` is called first, and
@@ -259,7 +273,8 @@ def set_passphrase(
     Older copies of the file (backups) do not change. If somebody else has got one, rotate the
     master keys.
     """
-    keyring, source = Keyring(path, passphrase_source(old, None)), passphrase_source(new, None)
+    keyring = Keyring(path, passphrase_source(old, None), allow_readable=allow_readable)
+    source = passphrase_source(new, None)
     had_one = keyring.is_protected()
     new_seal = sealing(checked(source and source.ask()))
     keyring.change(lambda _: None, protect=lambda _: new_seal)
@@ -267,10 +282,12 @@ def set_passphrase(
 
 
 @discreet
-def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> bool:
+def remove_passphrase(
+    path: str, passphrase: bytes | Callable[[], bytes], *, allow_readable: bool = False
+) -> bool:
     """Remove the passphrase of the keyring at ``path``; its file mode is then its only protection.
     Returns whether it had a passphrase. Raises as ``LocalKms`` does."""
-    keyring = Keyring(path, passphrase_source(passphrase, None))
+    keyring = Keyring(path, passphrase_source(passphrase, None), allow_readable=allow_readable)
     had_one = keyring.is_protected()
     if had_one:
         keyring.change(lambda _: None, protect=lambda _: None)

@@ -17,6 +17,9 @@ from .._gcm import random_bytes
 from ..errors import KmsAccessDeniedError, KmsConfigurationError, KmsError
 from .secret import Secret, discreet
 
+# A property: whether secrets are accepted from files that others can read. It is for secrets that
+# are mounted read-only, whose mode the user of the mount cannot change.
+ALLOW_READABLE = "kms.allow-readable-files"
 _MAX_PASSPHRASE_SIZE = 64 << 10
 _DERIVED_SIZE = 32
 # This takes 128 MiB and a third of a second, once for each process.
@@ -28,9 +31,11 @@ _SCRYPT_MAX_P = 4
 
 
 @discreet
-def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
-    """Return a file's bytes and status, after checking that its owner and mode are safe. Raises
-    KmsError, and FileNotFoundError."""
+def read_private(
+    path: str, size_limit: int, what: str, *, allow_readable: bool
+) -> tuple[bytes, os.stat_result]:
+    """Return a file's bytes and status, after ``check_private``. Raises KmsError, and
+    FileNotFoundError."""
     try:
         data, status = private_file.read(path, size_limit)
     except FileNotFoundError:
@@ -39,20 +44,39 @@ def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_
         raise KmsAccessDeniedError(f"cannot read the {what} {path}: {error.strerror}") from None
     except OSError as error:
         raise KmsError(f"cannot read the {what} {path}: {error.strerror}") from None
-    check_private(status, path, what)
+    check_private(status, path, what, allow_readable=allow_readable)
     return data, status
 
 
-def check_private(status: os.stat_result, path: str, what: str) -> None:
+def check_private(
+    status: os.stat_result, path: str, what: str, *, allow_readable: bool = False
+) -> None:
     """Raise KmsAccessDeniedError unless the file is ours and private, or root's and nobody else can
-    write it. Root chooses the mode of a secret that root mounts."""
+    write it. Root chooses the mode of a secret that root mounts. With ``allow_readable``, others
+    may read our file, too."""
     check_owner(status, path, what)
     mine = status.st_uid == os.geteuid()
-    if status.st_mode & (0o077 if mine else 0o022):
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (0o077 if mine and not allow_readable else 0o022):
+        remedy = mode_remedy(path, "run chmod 600 on it before you use it")
+        if not mode & 0o022 and is_read_only(path):
+            remedy += f", or set {ALLOW_READABLE} to true if nobody else can reach this mount"
         raise KmsAccessDeniedError(
-            f"the {what} {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}), who "
-            "may have read or changed it: run chmod 600 on it before you use it"
+            f"the {what} {path} is open to others (mode {mode:04o}), who may have read or changed "
+            f"it: {remedy}"
         )
+
+
+def mode_remedy(path: str, otherwise: str) -> str:
+    """Return what to do about a file's mode: ``otherwise``, if its file system can be written."""
+    if is_read_only(path):
+        return "its file system is read-only, so mount it with mode 0400 (Kubernetes: defaultMode)"
+    return otherwise
+
+
+def is_read_only(path: str) -> bool:
+    """Whether the file system of an existing file or folder is mounted read-only."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def check_owner(status: os.stat_result, path: str, what: str) -> None:
@@ -76,13 +100,17 @@ class Passphrase(Secret):
 
 @discreet
 def passphrase_source(
-    passphrase: bytes | Callable[[], bytes] | None, file: str | None
+    passphrase: bytes | Callable[[], bytes] | None,
+    file: str | None,
+    *,
+    allow_readable: bool = False,
 ) -> Passphrase | None:
     """Return the source of a passphrase, None if there is none. Raises KmsConfigurationError."""
     if passphrase is not None and file is not None:
         raise KmsConfigurationError("both a passphrase and a passphrase file are given: give one")
     if file is not None:
-        return Passphrase(functools.partial(read_passphrase, file), True, file)
+        ask = functools.partial(read_passphrase, file, allow_readable=allow_readable)
+        return Passphrase(ask, True, file)
     if passphrase is None:
         return None
     if callable(passphrase):
@@ -110,10 +138,12 @@ def checked(passphrase: object) -> bytes:
 
 
 @discreet
-def read_passphrase(path: str) -> bytes:
+def read_passphrase(path: str, *, allow_readable: bool = False) -> bytes:
     """Return the passphrase in a private file, without one newline at its end. Raises KmsError."""
     try:
-        data, _ = read_private(path, _MAX_PASSPHRASE_SIZE, "passphrase file")
+        data, _ = read_private(
+            path, _MAX_PASSPHRASE_SIZE, "passphrase file", allow_readable=allow_readable
+        )
     except FileNotFoundError:
         raise KmsConfigurationError(f"there is no passphrase file {path}") from None
     passphrase = data.removesuffix(b"\n")

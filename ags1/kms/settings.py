@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from .. import private_file
 from ..errors import KmsAccessDeniedError, KmsConfigurationError
-from .passphrase import check_owner, check_private
+from .passphrase import ALLOW_READABLE, check_owner, check_private, mode_remedy
 from .properties import Properties
 from .registry import KMS_IMPL, KMS_TYPE
 
@@ -34,7 +34,7 @@ _NAMES = {"TYPE": KMS_TYPE, "IMPL": KMS_IMPL}
 # Properties that are often set, for the hint about a mistyped one.
 _COMMON = (
     *("azure.keyvault.url", "client.assume-role.arn", "client.profile-name", "client.region"),
-    *("gcs.oauth2.token", "kms.endpoint", "kms.gcp.key-ring", KEYRING),
+    *("gcs.oauth2.token", ALLOW_READABLE, "kms.endpoint", "kms.gcp.key-ring", KEYRING),
     *(PASSPHRASE_FILE, "kms.max-attempts", "kms.vault.auth", "kms.vault.mount-path"),
     *("kms.vault.namespace", "kms.vault.token", "kms.vault.url"),
 )
@@ -255,7 +255,7 @@ def read_file(environ: Mapping[str, str]) -> Layer:
     if status.st_mode & 0o022:
         raise KmsAccessDeniedError(
             f"others can write this configuration (mode {stat.S_IMODE(status.st_mode):04o}), and "
-            "could choose the keys. It is refused until you run chmod go-w",
+            f"could choose the keys: {mode_remedy(path, 'it is refused until you run chmod go-w')}",
             file=path,
         )
     try:
@@ -266,8 +266,10 @@ def read_file(environ: Mapping[str, str]) -> Layer:
         raise KmsConfigurationError(error.message, file=path) from None
     if layer is None:
         raise KmsConfigurationError("the configuration is not UTF-8: save it as UTF-8", file=path)
+    properties = Properties({**layer.properties, **from_environment(environ).properties})
     if Properties(layer.properties).secrets():
-        check_private(status, path, "configuration with secrets")
+        allow_readable = properties.flag(ALLOW_READABLE, default=False)
+        check_private(status, path, "configuration with secrets", allow_readable=allow_readable)
     return layer
 
 

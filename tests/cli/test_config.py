@@ -226,6 +226,8 @@ def test_a_file_with_a_secret_is_private(tmp_path: Path, secret: str) -> None:
     with pytest.raises(KmsAccessDeniedError, match="open to others") as caught:
         read_file({"AGS1_CONFIG": str(path)})
     assert "s3cr3t" not in str(caught.value)
+    allowed = {"AGS1_KMS_KMS__ALLOW_READABLE_FILES": "true"}
+    assert read_file({"AGS1_CONFIG": str(path), **allowed}).properties == {secret: "s3cr3t"}
     path.chmod(0o600)
     layer = read_file({"AGS1_CONFIG": str(path)})
     assert layer.properties == {secret: "s3cr3t"}

@@ -490,6 +490,12 @@ def test_a_protected_keyring_opens_with_a_passphrase_file(home: Path, passphrase
     assert "passphrase does not open" in message
     passphrase.chmod(0o644)
     assert "open to others" in fail(5, "verify", "a.ags1", *options)
+    allowed = ("--kms-property", "kms.allow-readable-files=true")
+    assert "passphrase does not open" in fail(5, "verify", "a.ags1", *options, *allowed)
+    succeed("keygen", "--keyring", "plain.json")
+    (home / "plain.json").chmod(0o444)
+    assert "open to others" in fail(5, "key", "list", "--keyring", "plain.json")
+    succeed("key", "list", "--keyring", "plain.json", *allowed)
 
 
 def test_without_terminal_and_file_the_way_is_told(home: Path, passphrase: Path) -> None:

@@ -424,6 +424,24 @@ def test_an_encrypted_table_of_a_rest_catalog() -> None:
             catalog.load_table("db.other")
 
 
+class Twice(dict[str, Any]):
+    """An object whose JSON has each name twice."""
+
+    def items(self) -> Any:
+        return [*super().items(), *super().items()]
+
+
+def test_a_rest_server_s_answer_that_has_a_name_twice() -> None:
+    answer = rest_answer(metadata_file("stats"))
+    answer["metadata"]["properties"] = Twice(answer["metadata"]["properties"])
+    with (
+        rest_server(answer) as uri,
+        load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES) as catalog,
+        pytest.raises(MetadataIntegrityError, match="the REST server's answer has the name"),
+    ):
+        catalog.load_table("db.t", location_map=PLACES)
+
+
 def test_a_rest_server_s_word_is_better_than_the_file(tmp_path: Path) -> None:
     copied("stats", tmp_path)
     path = metadata_file("stats", tmp_path)

@@ -46,6 +46,7 @@ from ags1 import (
 from ags1.iceberg import open_table
 from ags1.iceberg.read import metadata as metadata_module
 from ags1.iceberg.read.metadata import read_metadata
+from ags1.iceberg.spec.java_json import java_hash
 from ags1.iceberg.storage.trust import Trust
 from ags1.keys import EncryptionManager, Keychain, encryption_keys_to_dicts
 from ags1.kms import from_properties
@@ -140,6 +141,28 @@ def test_metadata_that_is_none(tmp_path: Path, text: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(MetadataIntegrityError):
         open_table(str(path), memory_kms())
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("properties", "{}"),
+        ("encryption.key-id", '"keyB"'),
+        ("encrypted-by-id", '"keyB"'),
+        ("snapshot-id", "1"),
+        ("KEY_TIMESTAMP", '"1"'),
+    ],
+)
+def test_metadata_that_has_a_name_twice(tmp_path: Path, name: str, first: str) -> None:
+    """Of two values, programs differ in which one they read."""
+    text = metadata_file("stats").read_text()
+    assert f'"{name}":' in text
+    path = tmp_path / "1.metadata.json"
+    path.write_text(text.replace(f'"{name}":', f'"{name}":{first},"{name}":', 1))
+    with pytest.raises(MetadataIntegrityError, match=f"has the name '{name}' twice"):
+        open_table(str(path), memory_kms(), {JAVA_LOCATION: str(TABLES)})
+    with pytest.raises(ValueError, match=f"has the name '{name}' twice"):
+        java_hash(path.read_bytes())
 
 
 # -- Hive's hash, which Java computed when it wrote the file

@@ -7,6 +7,8 @@ import json
 import logging
 import pickle
 import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,21 @@ import pytest
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError
 from ags1._messages import open as open_sealed
 from ags1._messages import seal
-from ags1.keys import EncryptedKey, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
+from ags1.iceberg.operations import journal
+from ags1.keys import (
+    EncryptedKey,
+    EncryptionManager,
+    KekCache,
+    KeyEncryptionKey,
+    Sidecar,
+    read_sidecar,
+    write_sidecar,
+)
+from ags1.keys import sidecar as sidecar_module
 from ags1.keys.envelope import KEY_TIMESTAMP, encryption_keys_to_dicts, parse_encryption_keys
 from ags1.kms import GeneratedKey
+from ags1.spark import table_access
+from ags1.spark.table_access import JobKey, unwrap_key
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 WRAPPED = json.loads((VECTORS / "wrapped.json").read_text())
@@ -90,6 +104,98 @@ def test_two_different_timestamps_are_rejected() -> None:
 def test_a_kek_without_timestamp_is_rejected() -> None:
     with pytest.raises(KeyMetadataError, match="no KEY_TIMESTAMP"):
         KeyEncryptionKey.unwrap(JavaTestKms(), java_kek(other="1"))
+
+
+@pytest.mark.parametrize(
+    "timestamp",
+    ["", "-", "+1", "1 ", "1\n", "1.0", "0x1", "\u0661", "\ud800", "9" * 20, "1\0ags1 sidecar"],
+)
+def test_a_timestamp_that_is_no_number_is_rejected(timestamp: str) -> None:
+    kms, entry = JavaTestKms(), java_kek(**{KEY_TIMESTAMP: timestamp})
+    with pytest.raises(KeyMetadataError, match="KEY_TIMESTAMP of 'kek' is not a number"):
+        KeyEncryptionKey.unwrap(kms, entry)
+    assert kms.calls == 0
+    assert entry.timestamp_ms is None
+
+
+@pytest.mark.parametrize("timestamp_ms", [0, -1, 2**63 - 1, -(2**63)])
+def test_every_long_is_a_timestamp(timestamp_ms: int) -> None:
+    kms = JavaTestKms()
+    made = KeyEncryptionKey.generate(kms, "keyA", key_size=16, timestamp_ms=timestamp_ms)
+    km = KeyMetadata.generate().with_file_length(36)
+    again = KeyEncryptionKey.unwrap(kms, EncryptedKey.from_dict(made.entry.to_dict()))
+    assert again.unwrap_key_metadata(made.wrap_key_metadata(km)) == km
+    assert again.entry.timestamp_ms == timestamp_ms
+
+
+def with_timestamp(entry: EncryptedKey, timestamp: str) -> EncryptedKey:
+    return replace(entry, properties={KEY_TIMESTAMP: timestamp})
+
+
+def as_manifest_list(kek: EncryptedKey, key: EncryptedKey) -> object:
+    return EncryptionManager(JavaTestKms(), "keyA", [kek, key]).manifest_list_key(key.key_id)
+
+
+def as_sidecar(kek: EncryptedKey, key: EncryptedKey) -> object:
+    sidecar = Sidecar((kek, key), key.key_id)
+    return sidecar.open(lambda entry: KeyEncryptionKey.unwrap(JavaTestKms(), entry), key)
+
+
+def as_journal(kek: EncryptedKey, key: EncryptedKey) -> object:
+    opened = KeyEncryptionKey.unwrap(JavaTestKms(), kek)
+    return opened.unwrap_key_metadata(key, purpose=journal._PURPOSE)
+
+
+def as_job(kek: EncryptedKey, key: EncryptedKey) -> object:
+    return JobKey("keyA", kek, with_timestamp(key, "1")).open(KekCache(JavaTestKms()))
+
+
+def as_file_of_job(path: str) -> Callable[[EncryptedKey, EncryptedKey], object]:
+    def opened(kek: EncryptedKey, key: EncryptedKey) -> object:
+        job = JobKey("keyA", kek).open(KekCache(JavaTestKms()))
+        return unwrap_key(job, key.encrypted_key_metadata, path)
+
+    return opened
+
+
+# What a KEK wraps: how it is opened, and its purpose.
+PURPOSES: dict[str, tuple[Callable[[EncryptedKey, EncryptedKey], object], bytes]] = {
+    "a manifest list": (as_manifest_list, b""),
+    "a sidecar": (as_sidecar, sidecar_module._PURPOSE),
+    "a journal": (as_journal, journal._PURPOSE),
+    "a Spark job": (as_job, table_access._JOB),
+}
+# The path of a file is part of its purpose, and may end as another purpose does.
+for _, _purpose in list(PURPOSES.values()):
+    _path = f"file{_purpose.decode()}"
+    PURPOSES[f"{_path!r} in a Spark job"] = (
+        as_file_of_job(_path),
+        table_access._FILE + _path.encode(),
+    )
+
+
+@pytest.mark.parametrize("source", PURPOSES)
+def test_what_is_wrapped_for_one_purpose_does_not_open_for_another(source: str) -> None:
+    """Others may write the list of keys: they move an entry, and choose the KEK's timestamp."""
+    kek = KeyEncryptionKey.generate(JavaTestKms(), "keyA", key_size=16)
+    km = KeyMetadata.generate().with_file_length(36)
+    opens, purpose = PURPOSES[source]
+    key = kek.wrap_key_metadata(km, purpose=purpose)
+    bound = f"{kek.entry.timestamp}{purpose.decode()}"
+    assert opens(kek.entry, key)
+    for target, (opens, _) in PURPOSES.items():
+        for end in range(len(bound) + 1):
+            forged = with_timestamp(kek.entry, bound[:end])
+            if target != source or forged != kek.entry:
+                with pytest.raises((AuthenticationError, KeyMetadataError)):
+                    opens(forged, key)
+
+
+def test_a_purpose_cannot_continue_the_timestamp() -> None:
+    kek = KeyEncryptionKey.unwrap(JavaTestKms(), java_kek())
+    km = KeyMetadata.generate().with_file_length(36)
+    with pytest.raises(ValueError, match="begin with a digit"):
+        kek.wrap_key_metadata(km, purpose=b"1")
 
 
 def test_a_kek_without_master_key_is_rejected() -> None:
@@ -243,6 +349,14 @@ def test_a_damaged_sidecar_is_rejected_by_name(data: bytes, tmp_path: Path) -> N
     with pytest.raises(KeyMetadataError, match="sidecar is damaged") as caught:
         read_sidecar(str(path))
     assert caught.value.file == str(path)
+
+
+@pytest.mark.parametrize("name", ["key-id", "encryption-keys", "KEY_TIMESTAMP"])
+def test_a_sidecar_that_has_a_name_twice_is_rejected(name: str) -> None:
+    _, sidecar = sealed_sidecar()
+    data = sidecar.to_bytes().replace(f'"{name}"'.encode(), f'"{name}": "1", "{name}"'.encode(), 1)
+    with pytest.raises(KeyMetadataError, match=f"sidecar is damaged: it has the name '{name}' twi"):
+        Sidecar.from_bytes(data)
 
 
 def test_a_huge_sidecar_is_not_read(tmp_path: Path) -> None:

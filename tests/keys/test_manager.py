@@ -32,6 +32,7 @@ from ags1 import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ags1.iceberg.spec.table_keys import with_own_kek
 from ags1.keys import (
     EncryptedKey,
     EncryptionManager,
@@ -235,6 +236,48 @@ class TestNewKeys:
             kms, "keyA", manager.encryption_keys, data_key_length=16, clock_ms=at(NOW)
         )
         assert len(shortened.new_file_key().encryption_key) == 32
+
+    @pytest.mark.parametrize("change", ["expired", "rotated", "with its own KEK", "emptied"])
+    def test_a_lowered_length_shortens_no_key(self, kms: Watched, change: str) -> None:
+        """Others may write the metadata, and lower the data key length there."""
+        before = EncryptionManager(kms, "keyA", data_key_length=32, clock_ms=at(NOW))
+        added(before)
+        now = NOW + KEK_LIFETIME_MS if change == "expired" else NOW
+        manager = EncryptionManager(kms, "keyA", before.encryption_keys, 16, clock_ms=at(now))
+        if change == "rotated":
+            manager = manager.rotate()
+        elif change == "with its own KEK":
+            manager = with_own_kek(manager)
+        elif change == "emptied":
+            manager = manager.prune(()).rotate()
+        assert len(manager.new_file_key().encryption_key) == 32
+        added(manager)
+        keks = [KeyEncryptionKey.unwrap(kms, entry) for entry in manager.key_encryption_keys]
+        assert {kek.key_size for kek in keks} == {32}
+        assert len(keks) == (2 if change == "expired" else 1)
+
+    @pytest.mark.parametrize("change", ["rotated", "expired"])
+    def test_a_new_kek_is_no_shorter_than_what_it_wraps(self, kms: Watched, change: str) -> None:
+        # Java goes on with a KEK when the data key length is raised.
+        age = KEK_LIFETIME_MS if change == "expired" else 0
+        kek, km = KeyEncryptionKey.unwrap(kms, kek_entry(age)), KeyMetadata.generate(32)
+        key = kek.wrap_key_metadata(km.with_file_length(36))
+        manager = EncryptionManager(kms, "keyA", [kek.entry, key], 16, clock_ms=at(NOW))
+        if change == "rotated":
+            manager = manager.rotate()
+        else:
+            manager.add_manifest_list_key(km.with_file_length(36))
+        new = KeyEncryptionKey.unwrap(kms, manager.key_encryption_keys[-1])
+        assert new.key_size == len(manager.new_file_key().encryption_key) == 32
+
+    def test_a_kek_that_the_kms_does_not_unwrap_has_no_length(self, kms: Watched) -> None:
+        lost = EncryptedKey("lost", b"x" * 44, "keyA", {"KEY_TIMESTAMP": str(NOW)})
+        manager = EncryptionManager(kms, "keyA", [lost, kek_entry(DAY, size=24)], clock_ms=at(NOW))
+        assert manager.new_key_size() == 24
+        kms.failure = KmsUnavailableError("down")
+        manager = EncryptionManager(kms, "keyA", manager.encryption_keys, clock_ms=at(NOW))
+        with pytest.raises(KmsUnavailableError):
+            manager.new_file_key()
 
     @pytest.mark.parametrize("size", [16, 24, 32])
     def test_the_first_key_makes_a_kek_of_the_tables_length(self, kms: Watched, size: int) -> None:

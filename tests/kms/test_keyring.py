@@ -40,6 +40,9 @@ from ags1.kms import passphrase as passphrase_module
 from ags1.kms.local import remove_passphrase, set_passphrase
 
 KEY = bytes(range(32))
+WHOLE_KEY = json.dumps(
+    {"current": 1, "versions": {"1": {"key": base64.b64encode(b"secret" * 5 + b"--").decode()}}}
+)
 PASSPHRASE = b"correct horse, battery staple \xff"
 SCRYPT_N = passphrase_module._SCRYPT_N
 
@@ -230,6 +233,77 @@ def test_in_roots_keyring_only_writing_is_refused(
             kms_of(keyring).wrap_key(KEY, "default")
 
 
+# Files in a folder that a link names, as Kubernetes mounts secrets. In a user name space of its own
+# a process is root: it may mount, and it owns the files.
+_MOUNTED = """
+mount -t tmpfs none "$0" && cd "$0" && mkdir ..2026 && cp "$1" "$2" ..2026/
+chmod "$3" ..2026/* && ln -s ..2026 ..data && ln -s ..data/keyring.json ..data/passphrase .
+mount -o remount,ro "$0" && exec "$4" -c "$5"
+"""
+_USED = """
+from ags1.errors import KmsAccessDeniedError
+from ags1.kms import LocalKms
+def tried(call):
+    try:
+        return call()
+    except KmsAccessDeniedError as error:
+        return error
+for allow in (False, True):
+    kms = LocalKms("keyring.json", "passphrase", allow_readable=allow)
+    print(tried(kms.names), tried(lambda: kms.create_key("b")), sep="\\n")
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.call(["unshare", "-rm", "true"], stderr=subprocess.DEVNULL) != 0,
+    reason="only in a name space of its own a process may mount",
+)
+@pytest.mark.parametrize("mode", [0o400, 0o440, 0o444])
+def test_a_mounted_secret(
+    protected: Path, passphrase_file: Path, tmp_path: Path, mode: int
+) -> None:
+    (mount := tmp_path / "mount").mkdir()
+    script = [str(mount), str(protected), str(passphrase_file), f"{mode:o}", sys.executable, _USED]
+    run = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", _MOUNTED, *script],
+        capture_output=True,
+        text=True,
+        env=python_environment(),
+        check=True,
+        timeout=60,
+    )
+    default, changed, allowed, changed_too = run.stdout.splitlines()
+    assert allowed == "['default']"
+    assert changed_too.endswith(
+        "its file system is read-only: change the original, and mount it again"
+    )
+    if mode == 0o400:
+        assert (default, changed) == (allowed, changed_too)
+    else:
+        assert default == changed
+        assert "is open to others" in default
+        assert "mount it with mode 0400 (Kubernetes: defaultMode), or set kms.allow-read" in default
+        assert "chmod" not in default
+
+
+def test_the_property_that_allows_others_to_read(protected: Path, passphrase_file: Path) -> None:
+    properties = {
+        "encryption.kms-type": "local",
+        "kms.local.keyring": str(protected),
+        "kms.local.passphrase-file": str(passphrase_file),
+        "kms.allow-readable-files": "true",
+    }
+    for path in (protected, passphrase_file):
+        path.chmod(0o644)
+    kms = pickle.loads(pickle.dumps(kms_from_properties(properties)))
+    assert kms.unwrap_key(kms.wrap_key(KEY, "default"), "default") == KEY
+    for path in (protected, passphrase_file):
+        path.chmod(0o664)
+        with pytest.raises(KmsAccessDeniedError, match=r"open to others .* run chmod 600"):
+            kms_from_properties(properties).wrap_key(KEY, "default")
+        path.chmod(0o644)
+
+
 def write_damaged(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads(path.read_bytes())
     change(document)
@@ -320,6 +394,7 @@ def test_a_folder_a_fifo_and_a_huge_file_are_no_keyrings(tmp_path: Path) -> None
     [
         ("", "not JSON"),
         ("{", "not JSON"),
+        ('{"format": "ags1-keyring", "version": 1, "version": 2}', "the name 'version' twice"),
         ("[]", "not a keyring"),
         ('{"format": "other"}', "not a keyring"),
         ('{"format": "ags1-keyring", "version": 2}', "does not know"),
@@ -353,6 +428,20 @@ def test_a_damaged_keyring_is_refused_without_quoting_it(
     with pytest.raises(KmsError, match=message):
         create_key(str(path), "b")
     assert path.read_text() == document
+
+
+@pytest.mark.parametrize("again", ['"default"', '"def\\u0061ult"'])
+def test_a_keyring_that_has_a_name_twice_is_refused(keyring: Path, again: str) -> None:
+    """Two keyrings that were merged by hand. The next change would drop the first key."""
+    key = json.dumps(json.loads(keyring.read_bytes())["keys"]["default"])
+    merged = f'{{"default": {key}, {again}: {key}}}'
+    kms = LocalKms(str(keyring))
+    keyring.write_text(f'{{"format": "ags1-keyring", "version": 1, "keys": {merged}}}')
+    before = keyring.read_bytes()
+    for call in (kms.names, functools.partial(kms.create_key, "third")):
+        with pytest.raises(KmsError, match="has the name 'default' twice"):
+            call()
+    assert keyring.read_bytes() == before
 
 
 @pytest.mark.parametrize("current", [True, 1.0, "1", None, [1], 0, 2, -1])
@@ -830,7 +919,11 @@ def test_sealed_keys_that_are_none_are_refused(protected: Path, keys: object) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '"c2VjcmV0c2VjcmV0"', '{"a": {"key": "c2VjcmV0c2VjcmV0"}}']
+    "text",
+    [
+        *("", "{", "[]", "null", '"c2VjcmV0c2VjcmV0"', '{"a": {"key": "c2VjcmV0c2VjcmV0"}}'),
+        f'{{"a": {WHOLE_KEY}, "a": {WHOLE_KEY}}}',
+    ],
 )
 def test_damage_under_the_seal_is_refused_without_quoting_it(protected: Path, text: str) -> None:
     document = json.loads(protected.read_bytes())

@@ -64,6 +64,7 @@ TESTS = {
     "iceberg/operations/compact_plan.py": t("iceberg/operations/compaction"),
     "iceberg/write/conflicts.py": t("iceberg/write/conflicts iceberg/operations/compaction"),
     "iceberg/write/rolling_writer.py": t("iceberg/operations/compaction"),
+    "strict_json.py": t("keys/envelope kms/keyring iceberg/trust"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
     "iceberg/commit/aws.py": t("iceberg/commit/aws"),
     "iceberg/commit/glue.py": t("iceberg/commit/aws"),
@@ -655,19 +656,24 @@ faults(
         "a forked child seals under its parent's KEK",
     ),
     (
-        "seal(self._key, km.to_bytes(), self._aad + purpose)",
-        "seal(self._key, km.to_bytes(), self._aad)",
+        "        return self._aad + purpose\n",
+        "        return self._aad\n",
         "what is sealed for one purpose opens for another",
+    ),
+    (
+        '_DECIMAL = re.compile(r"-?[0-9]{1,19}")',
+        '_DECIMAL = re.compile(r"(?s)-?[0-9].*")',
+        "a timestamp makes one purpose of another",
+    ),
+    (
+        "        if purpose[:1].isdigit():\n",
+        "        if False:\n",
+        "a purpose may continue the timestamp",
     ),
     (
         "        self._aad = _aad(entry)\n",
         "        self._aad = b''\n",
         "seals are not bound to the KEK's timestamp",
-    ),
-    (
-        "open_sealed(self._key, entry.encrypted_key_metadata, self._aad + purpose)",
-        "open_sealed(self._key, entry.encrypted_key_metadata, self._aad)",
-        "opening ignores what a key was sealed for",
     ),
     (
         "        if size not in KEY_SIZES:\n",
@@ -833,7 +839,7 @@ faults(
         "a KEK that anybody may have made seals",
     ),
     (
-        "            if kek.key_size >= self.data_key_length:\n",
+        "            if kek.key_size >= size:\n",
         "            if True:\n",
         "a KEK weaker than its data keys seals",
     ),
@@ -858,9 +864,24 @@ faults(
         "a manifest list without a length",
     ),
     (
-        "KeyMetadata.generate(max(self.data_key_length, self._kek_length()))",
-        "KeyMetadata.generate(self.data_key_length)",
+        "        return max(self.data_key_length, self._kek_size)\n",
+        "        return self.data_key_length\n",
         "whoever can write the metadata shortens the data keys",
+    ),
+    (
+        "        for _, entry in self._keks_by_age():\n",
+        "        for entry in self._usable_keks():\n",
+        "after its KEK expires, whoever can write the metadata shortens the data keys",
+    ),
+    (
+        "size = max(size, old_kek.key_size, len(km.encryption_key))",
+        "size = 0",
+        "a rotation wraps keys under a shorter one",
+    ),
+    (
+        "        kek = self._new_kek(sealed_size)\n",
+        "        kek = self._new_kek(0)\n",
+        "a new KEK wraps a longer key",
     ),
     (
         "        needed.update(self._kek_entry(entry).key_id for entry in live)\n",
@@ -883,9 +904,18 @@ faults(
         "a cache of another KMS is used",
     ),
     (
-        "                sealed = kek.wrap_key_metadata(km, entry.key_id)\n",
-        "                sealed = entry\n",
+        "            sealed = kek.wrap_key_metadata(km, entry.key_id)\n",
+        "            sealed = entry\n",
         "rotation leaves the keys under the old KEK",
+    ),
+)
+
+faults(
+    "strict_json.py",
+    (
+        "        if len(made) != len(pairs):\n",
+        "        if False:\n",
+        "of two values with one name, the second one is read",
     ),
 )
 

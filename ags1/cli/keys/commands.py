@@ -36,7 +36,8 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> Non
 
     As ssh does with private keys, ags1 refuses your keyring if others can read or write it; 'chmod
     600' mends that. If a keyring belongs to another user (root may have mounted it as a secret),
-    ags1 refuses it only if others can write it.
+    ags1 refuses it only if others can write it. The property kms.allow-readable-files=true accepts
+    your own keyring if others can read it: for a mounted secret whose mode you cannot change.
 
     Examples:
       ags1 keygen                            a key 'default' in the default keyring
@@ -158,7 +159,8 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out:
     """
     from ...kms import default_keyring_path, remove_passphrase, set_passphrase
     from ...kms.local import check_names
-    from ...kms.passphrase import encoded, read_passphrase
+    from ...kms.passphrase import ALLOW_READABLE, encoded, read_passphrase
+    from ...kms.properties import Properties
     from ...kms.settings import KEYRING, PASSPHRASE_FILE
     from ..kms.master_keys import ask_passphrase
     from .keyrings import keyring_settings
@@ -169,19 +171,20 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out:
     settings = keyring_settings(kms, "protect")
     check_names(settings.properties)
     path = settings.properties.get(KEYRING) or default_keyring_path()
+    allow_readable = Properties(settings.properties).flag(ALLOW_READABLE, default=False)
     old: Any = functools.partial(ask_passphrase, path)
     if file := settings.properties.get(PASSPHRASE_FILE):
-        old = read_passphrase(file)
+        old = read_passphrase(file, allow_readable=allow_readable)
     elif text := settings.properties.get("kms.local.passphrase"):
         old = encoded(text)
     new: Any = functools.partial(ask_passphrase, path, new=True)
     if new_passphrase_file is not None:
-        new = read_passphrase(new_passphrase_file)
+        new = read_passphrase(new_passphrase_file, allow_readable=allow_readable)
     if remove:
-        had_one = remove_passphrase(path, old)
+        had_one = remove_passphrase(path, old, allow_readable=allow_readable)
         done = "removed the passphrase of" if had_one else "there was no passphrase to remove from"
     else:
-        had_one = set_passphrase(path, new, old)
+        had_one = set_passphrase(path, new, old, allow_readable=allow_readable)
         done = "changed the passphrase of" if had_one else "set a passphrase for"
     out.result({"keyring": path, "protected": not remove}, f"{done} the keyring {path}")
 

@@ -16,6 +16,8 @@ from ...keys.keychain import Keychain
 from ...kms import KmsClient, LocalKms, default_keyring_path, from_properties, settings
 from ...kms.client import accepts_foreign_keys
 from ...kms.local import check_names
+from ...kms.passphrase import ALLOW_READABLE
+from ...kms.properties import Properties
 from ...kms.registry import KMS_IMPL, KMS_TYPE, check_type, is_built_in
 from ...kms.secret import discreet
 from ...kms.settings import KEYRING, LOCAL, PASSPHRASE_FILE, Layer, Settings
@@ -95,7 +97,11 @@ def client(chosen: Settings) -> KmsClient:
         if chosen.is_local and not has_passphrase(chosen):
             check_names(properties)
             path = properties.get(KEYRING)
-            kms: KmsClient = LocalKms(path, passphrase=functools.partial(ask_passphrase, path))
+            kms: KmsClient = LocalKms(
+                path,
+                passphrase=functools.partial(ask_passphrase, path),
+                allow_readable=Properties(properties).flag(ALLOW_READABLE, default=False),
+            )
         elif is_built_in(properties):
             kms = from_properties(properties)
         else:

@@ -51,7 +51,7 @@ def describe_table(table: Table) -> dict[str, Any]:
 def _kek(entry: EncryptedKey) -> dict[str, Any]:
     from ...keys.manager import KEK_LIFETIME_MS
 
-    made_ms = _number(entry.timestamp)
+    made_ms = entry.timestamp_ms
     age_ms = None if made_ms is None else time.time_ns() // 1_000_000 - made_ms
     return {
         "kek_id": entry.key_id,

@@ -15,9 +15,12 @@ Encryption": AES_GCM_V1, an encrypted footer, one key). Each part in brackets is
     its AAD =  AAD prefix  id of the file  module type (1)  row group (2)  column (2)  page (2)
 
 So if a module is exchanged for another one, its tag does not verify. The AAD of a footer ends with
-the module type, and only data pages and their headers have a page number. An unencrypted file has
-the same parts without lengths, nonces and tags. It ends with its footer, the footer's length and
-PAR1.
+the module type, and only data pages and their headers have a page number. The id of the file is not
+authenticated itself. If it could have any length, it could take over the bytes behind it, and a
+page would verify as a footer. So it must have the 8 bytes that all writers give it.
+
+An unencrypted file has the same parts without lengths, nonces and tags. It ends with its footer,
+the footer's length and PAR1.
 
 Decompresses nothing, and knows nothing of tables.
 """
@@ -62,6 +65,7 @@ _OVERHEAD = 12 + 16  # nonce and tag
 _TAIL_SIZE = 64 << 10
 _MAX_CRYPTO_SIZE = 64 << 10
 _HEADER_SIZE = 16 << 10  # most page headers fit into this, with their statistics
+FILE_ID_SIZE = 8
 _MAX_ORDINAL = 0x7FFF  # they are 16 bits with a sign
 
 # What Python raises for fields that are missing or of another type.
@@ -276,7 +280,13 @@ class ParquetSource:
         is_supplied = value(algorithm, AesGcmV1.SUPPLY_AAD_PREFIX, False)
         if stored is None and aad_prefix and not is_supplied:
             raise FormatError("the file does not say that its AAD prefix is supplied")
-        self._file_aad = aad_prefix + value(algorithm, AesGcmV1.AAD_FILE_UNIQUE)
+        file_id = value(algorithm, AesGcmV1.AAD_FILE_UNIQUE)
+        if len(file_id) != FILE_ID_SIZE:
+            raise FormatError(
+                f"the id of the file in its AAD has {len(file_id)} bytes, not {FILE_ID_SIZE}: "
+                "somebody has changed it, or the file is of an unknown writer"
+            )
+        self._file_aad = aad_prefix + file_id
         return start, start + size
 
     def _footer_start(self, magic: bytes) -> int:

@@ -41,6 +41,7 @@ from .parquet_fields import (
     SchemaElement,
 )
 from .parquet_modules import (
+    FILE_ID_SIZE,
     INDEXES,
     Chunk,
     Fetch,
@@ -57,7 +58,6 @@ from .thrift import BINARY, I16, I32, I64, STRUCT, TRUE, Struct, parse, print_st
 Write: TypeAlias = "Callable[[bytes], Any]"
 
 _MAX_DEPTH = 100
-_FILE_ID_SIZE = 8
 _RLE = 3  # the encoding of levels
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 
@@ -157,7 +157,7 @@ class _Transcription:
         self._levels = [(repeated, optional) for _, repeated, optional in _leaves(footer)]
         self._write_bytes = write
         self._key = km.encryption_key
-        self._file_id = random_bytes(_FILE_ID_SIZE)
+        self._file_id = random_bytes(FILE_ID_SIZE)
         self._file_aad = (km.aad_prefix or b"") + self._file_id
         self._has_prefix = bool(km.aad_prefix)
         self._at = 0

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ... import oneshot
+from ... import oneshot, strict_json
 from ...errors import Ags1Error, KmsError, KmsUnwrapError
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
@@ -137,7 +137,7 @@ class Journal:
         try:
             if len(stored) > _MAX_SIZE:
                 raise ValueError("the file is too large for a part of a journal")
-            keys = json.loads(head)
+            keys = strict_json.parse(head)
             entry = EncryptedKey.from_dict(keys["kek"])
             if entry.encrypted_by_id != self._key_id:
                 return []

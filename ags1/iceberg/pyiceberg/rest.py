@@ -13,6 +13,8 @@ from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog
 from pyiceberg.typedef import Identifier
 
+from ... import strict_json
+from ...errors import MetadataIntegrityError
 from ..spec.column_types import with_types
 from .redirection import refuse_foreign_code
 
@@ -80,7 +82,10 @@ def register_rest_table(
 def _rest_table(catalog: Any, response: Any) -> RestTable:
     from pyiceberg.catalog.rest import TableResponse
 
-    answer = json.loads(response.text)
+    try:
+        answer = strict_json.parse(response.text)
+    except ValueError as error:
+        raise MetadataIntegrityError(f"the REST server's answer {error}") from None
     metadata: dict[str, Any] = answer["metadata"]
     parsed = TableResponse.model_validate({**answer, "metadata": with_types(metadata)})
     location = parsed.metadata_location or ""

@@ -31,6 +31,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.statistics import BlobMetadata
 
+from ... import strict_json
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.column_types import with_types
@@ -54,11 +55,13 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     try:
         is_compressed = location.endswith(".gz.metadata.json")
         text = _decompressed(stored, location) if is_compressed else stored
-        metadata = json.loads(text)
+        metadata = strict_json.parse(text)
     except MetadataIntegrityError:
         raise
-    except (ValueError, RecursionError, zlib.error):
+    except zlib.error:
         raise MetadataIntegrityError("the metadata is not JSON", file=location) from None
+    except ValueError as error:
+        raise MetadataIntegrityError(f"the metadata {error}", file=location) from None
     if not _is_metadata(metadata):
         raise MetadataIntegrityError("the JSON is not a table's metadata", file=location)
     _check_java_hash(text, metadata, trust, location)
@@ -196,7 +199,7 @@ def _decompressed(stored: bytes, location: str) -> bytes:
     text = decompressor.decompress(stored, MAX_METADATA_SIZE + 1)
     _check_size(text, location)
     if not decompressor.eof:
-        raise ValueError("the compressed data is cut")
+        raise ValueError("is not JSON: the compressed data is cut")
     return text
 
 

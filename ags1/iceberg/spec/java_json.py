@@ -17,6 +17,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ... import strict_json
+
 # Orders the fields of a value. The second argument: whether fields unknown to Java are removed.
 _Order = Callable[[Any, bool], Any]
 
@@ -256,7 +258,7 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
 def java_hash(data: bytes) -> str:
     """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
     that of Java's print without unknown fields. Raises ValueError if ``data`` is not JSON."""
-    return hash_of(java_print(json.loads(data), known_only=True))
+    return hash_of(java_print(strict_json.parse(data), known_only=True))
 
 
 def hash_of(text: bytes) -> str:

@@ -161,7 +161,8 @@ def prune(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
 
 def with_own_kek(manager: EncryptionManager) -> EncryptionManager:
     """Return a manager that wraps the next manifest list's key under a KEK made for it alone. It
-    has no other KEK, and no key that another KEK wraps."""
+    has no other KEK, and no key that another KEK wraps. Raises KmsError."""
+    manager.new_key_size()  # the other manager keeps this size
     for kek in manager.key_encryption_keys:
         manager = manager.shred(kek.key_id)
     return manager

@@ -323,7 +323,9 @@ def file_record(made: TableMaker) -> ContentFile:
     )
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "not ours", "another key", "file gone"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flipped", "not ours", "another key", "two KEKs", "file gone"]
+)
 def test_a_journal_that_is_not_what_was_written_is_passed_over(
     catalog: SqlCatalog, damage: str
 ) -> None:
@@ -343,6 +345,8 @@ def test_a_journal_that_is_not_what_was_written_is_passed_over(
         part.write_bytes(b'{"kek": 3}\n')
     elif damage == "another key":
         part.write_bytes(data.replace(b'"keyA"', b'"keyB"'))
+    elif damage == "two KEKs":
+        part.write_bytes(data.replace(b'{"kek": ', b'{"kek": {}, "kek": ', 1))
     else:
         for file in first._rewriter.rewritten.values():
             stored(file.file_path).unlink()

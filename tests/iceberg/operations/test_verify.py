@@ -46,7 +46,9 @@ from ags1.errors import (
     TruncatedError,
 )
 from ags1.iceberg import EncryptedTable, open_table
+from ags1.iceberg.formats.parquet_fields import AesGcmV1, EncryptionAlgorithm, FileCryptoMetaData
 from ags1.iceberg.formats.parquet_modules import verify_parquet
+from ags1.iceberg.formats.thrift import BINARY, parse, print_struct
 from ags1.iceberg.operations.verify import TableVerification, verify_table
 from ags1.iceberg.operations.verify.findings import MAX_FINDINGS, SEVERITIES, Findings, Severity
 
@@ -385,6 +387,30 @@ def test_pages_that_nothing_authenticates_are_refused() -> None:
     pq.write_table(pa.table({"a": [1]}), out, encryption_properties=properties)
     with pytest.raises(AuthenticationError, match="without authenticating"):
         authenticate(out.getvalue(), km.with_file_length(len(out.getvalue())))
+
+
+@pytest.mark.parametrize("size", [0, 7, 9, 15])
+def test_an_id_of_a_file_that_takes_over_more_of_the_aad_is_refused(size: int) -> None:
+    """The id comes before the module type and the numbers of a page, and nothing authenticates it:
+    with the bytes of a page's AAD at its end, the page would verify as a footer."""
+    km = KeyMetadata.generate(16)
+    out = io.BytesIO()
+    properties = create_encryption_properties(
+        km.encryption_key, aad_prefix=km.aad_prefix, store_aad_prefix=False
+    )
+    pq.write_table(pa.table({"a": [1]}), out, encryption_properties=properties)
+    data = out.getvalue()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    crypto, length = parse(data[start:-8])
+    _, algorithms = crypto[FileCryptoMetaData.ENCRYPTION_ALGORITHM]
+    _, algorithm = algorithms[EncryptionAlgorithm.AES_GCM_V1]
+    file_id = algorithm[AesGcmV1.AAD_FILE_UNIQUE][1]
+    assert len(file_id) == 8
+    algorithm[AesGcmV1.AAD_FILE_UNIQUE] = (BINARY, (file_id + bytes([2]) + bytes(6))[:size])
+    footer = print_struct(crypto) + data[start + length : -8]
+    changed = data[:start] + footer + len(footer).to_bytes(4, "little") + data[-4:]
+    with pytest.raises(FormatError, match=f"has {size} bytes, not 8"):
+        authenticate(changed, km.with_file_length(len(changed)))
 
 
 # -- what the metadata says and what there is

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ....errors import KeyMetadataError
-from ....keys.envelope import EncryptedKey
 from ....keys.manager import Clock
 from ...commit.session import TableSession
 from ...pyiceberg.catalogs import is_a
@@ -58,7 +57,7 @@ def check_without_keys(table: TableSession, clock_ms: Clock) -> Iterator[HealthF
 def keks_of(table: TableSession) -> tuple[KekHealth, ...]:
     """Return the table's KEKs."""
     keks = readable_keys(table.files.keys, Findings()).key_encryption_keys
-    return tuple(KekHealth(kek.key_id, kek.encrypted_by_id, _created_ms(kek)) for kek in keks)
+    return tuple(KekHealth(kek.key_id, kek.encrypted_by_id, kek.timestamp_ms) for kek in keks)
 
 
 def expiring(metadata: Mapping[str, Any], snapshot_ids: set[int]) -> Remedy | None:
@@ -190,10 +189,3 @@ def _catalog(table: TableSession) -> Iterator[HealthFinding]:
 
 def _is_shared(metadata: Mapping[str, Any]) -> bool:
     return may_share_files(metadata.get("properties"))
-
-
-def _created_ms(kek: EncryptedKey) -> int | None:
-    try:
-        return int(kek.timestamp or "")
-    except ValueError:
-        return None

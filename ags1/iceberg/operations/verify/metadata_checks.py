@@ -125,12 +125,11 @@ def check_master_key(kek: EncryptedKey, master_key_id: str, findings: Findings) 
 def check_age(kek: EncryptedKey, findings: Findings, clock_ms: Clock) -> None:
     """Compare the age of a KEK with its lifetime. Raises KeyMetadataError if the entry cannot be
     read."""
-    name, timestamp = f"the KEK {kek.key_id!r}", kek.timestamp
-    try:
-        age_ms = clock_ms() - int(timestamp or "")
-    except ValueError:
+    name, made_ms = f"the KEK {kek.key_id!r}", kek.timestamp_ms
+    if made_ms is None:
         findings.add("kek-timestamp", f"{name} has no readable time of creation")
         return
+    age_ms = clock_ms() - made_ms
     days = age_ms // _DAY_MS
     if age_ms < -CLOCK_SKEW_MS:
         findings.add("kek-timestamp", f"{name} was created in the future")

@@ -1,0 +1,44 @@
+"""Parses JSON that holds keys, or decides about them.
+
+An object with one name twice is refused. Python and Java would take the second value and drop the
+first; RFC 8259 leaves it open, so other parsers may take the first. Knows nothing of what the JSON
+is for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+Pairs = list[tuple[str, Any]]
+_LONGEST_NAME = 100
+
+
+class _DuplicateName(Exception):
+    pass
+
+
+def parse(text: str | bytes, make: Callable[[Pairs], dict[str, Any]] = dict) -> Any:
+    """Return the parsed JSON; ``make`` makes the objects. Raises ValueError, whose message goes on
+    after the name of what was parsed."""
+
+    def unique(pairs: Pairs) -> dict[str, Any]:
+        made = make(pairs)
+        if len(made) != len(pairs):
+            ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+            raise _DuplicateName(name[:_LONGEST_NAME])
+        return made
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except _DuplicateName as error:
+        problem = (
+            f"has the name {error.args[0]!r} twice in one object, and only one of the two can be "
+            "read: keep the other one in another file, or rename it"
+        )
+    except (ValueError, RecursionError):
+        problem = "is not JSON"
+    # Raised here, because the parser's exception has the text, and the text may have keys.
+    raise ValueError(problem)
