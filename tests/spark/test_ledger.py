@@ -35,8 +35,14 @@ from ags1.errors import (
 )
 from ags1.iceberg import load_catalog
 from ags1.iceberg.transaction import EncryptedTransaction
-from ags1.spark.jobs import planning
-from ags1.spark.jobs.publishing import clear, has_its_name, published, settle_pending
+from ags1.spark.jobs import planning, publishing
+from ags1.spark.jobs.publishing import (
+    clear,
+    clear_again,
+    has_its_name,
+    published,
+    settle_pending,
+)
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import (
     DONE,
@@ -636,8 +642,9 @@ class TestAfterAKill:
     """What was pending is brought to its end, wherever the kill came."""
 
     @pytest.fixture(autouse=True)
-    def _at(self, place: LedgerPlace) -> None:
+    def _at(self, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place = place
+        monkeypatch.setattr(publishing, "LATE_SECONDS", 0)
 
     def settle(self, folder: Path, *rows: Row) -> list[Row]:
         with self.kill(folder, *rows):
@@ -646,6 +653,8 @@ class TestAfterAKill:
             settle_pending(ledger)
             assert not ledger.killed()
             assert not list(ledger.pending())
+            clear_again(ledger)
+            assert not ledger.notes()
             assert not list(folder.rglob(f".ags1-{JOB}-*"))
             return ledger.rows()
 
@@ -750,6 +759,7 @@ class TestAfterAKill:
             settle_pending(ledger)
             assert ledger.rows() == [wanted, elsewhere]
             assert not ledger.killed()
+            clear_again(ledger)
         assert [path.name for path in mount.iterdir()] == ["a"]
 
     def test_a_folder_that_is_gone_for_good(self, tmp_path: Path) -> None:
@@ -789,6 +799,7 @@ class TestAfterAKill:
             settle_pending(ledger, root=str(folder))
             assert [row.status for row in ledger.rows()] == [DONE, DONE]
             assert not ledger.killed()
+            clear_again(ledger)
         assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
 
     @pytest.mark.parametrize(
