@@ -7,6 +7,7 @@ module is imported only for tables and Avro files, because PyIceberg is optional
 from __future__ import annotations
 
 from ..iceberg.catalog import EncryptedCatalog, PlainTableWarning, load_catalog
+from ..iceberg.formats.arrow_lists import with_offsets
 from ..iceberg.formats.avro import AvroFile
 from ..iceberg.formats.avro_container import AvroCodec
 from ..iceberg.formats.avro_schema import iceberg_schema_of_avro

@@ -23,6 +23,7 @@ from ..iceberg_api import (
     RowConversion,
     iceberg_schema,
     iceberg_schema_of_avro,
+    with_offsets,
 )
 from .encrypted_files import OpenPart
 
@@ -71,7 +72,7 @@ def write_avro(
         writer = AvroFileWriter(file, km, schema, described, AvroCodec(codec))
         try:
             for table in tables:
-                batches = map(conversion.convert, table.to_batches())
+                batches = map(conversion.convert, map(with_offsets, table.to_batches()))
                 writer.write(pa.Table.from_batches(list(batches)))
         except BaseException:
             writer.abort()
