@@ -35,7 +35,7 @@ from ags1.errors import (
 )
 from ags1.iceberg import load_catalog
 from ags1.iceberg.transaction import EncryptedTransaction
-from ags1.spark.jobs import planning, publishing
+from ags1.spark.jobs import planning
 from ags1.spark.jobs.publishing import (
     clear,
     clear_again,
@@ -642,9 +642,8 @@ class TestAfterAKill:
     """What was pending is brought to its end, wherever the kill came."""
 
     @pytest.fixture(autouse=True)
-    def _at(self, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _at(self, place: LedgerPlace) -> None:
         self.place = place
-        monkeypatch.setattr(publishing, "LATE_SECONDS", 0)
 
     def settle(self, folder: Path, *rows: Row) -> list[Row]:
         with self.kill(folder, *rows):
