@@ -10,14 +10,17 @@ import os
 import pickle
 import shutil
 import stat
+import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pathspec")
@@ -31,12 +34,17 @@ from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
 from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
-from ags1.spark.jobs.work import Encrypting
-from ags1.spark.keys import KmsConfig
+from ags1.spark.jobs.publishing import clear
+from ags1.spark.jobs.work import Encrypting, Work
+from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import open_ledger
 from ags1.spark.ledger.folder import FolderLedger
+from ags1.spark.storage import local_files as files
+from ags1.spark.storage.choice import find, storage_of
 from ags1.spark.storage.local import LocalStorage
-from ags1.spark.storage.pieces import Piece
+from ags1.spark.storage.pieces import Item, Piece
+from ags1.spark.storage.protocol import Attempt, JobEndedError, Staging
+from ags1.spark.storage.remote import RemoteStorage
 from tests.aws_server import aws_server, dummy_environment
 
 from .conftest import LedgerPlace
@@ -413,6 +421,95 @@ class TestRuns:
         assert stopped.failed + stopped.not_tried == 40
         with pytest.raises(ValueError, match="max_failures is 0"):
             places.encrypt(max_failures=0)
+
+
+class _Steps:
+    """Calls ``act`` before or after the ``at``-th call of one of some methods."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, act: Callable[[], object]) -> None:
+        self._lock = threading.RLock()
+        self._left, self._act = at, act
+        for owner, name in (
+            (files, "create"),
+            (files, "check_mark"),
+            (files, "remove"),
+            (os, "pwrite"),
+            (os, "fchmod"),
+            (RemoteStorage, "_status_or_none"),
+            (MemoryFileSystem, "open"),
+            (MemoryFile, "write"),
+            (MemoryFile, "commit"),
+            (Work, "_result"),
+        ):
+            patch.setattr(owner, name, self._around(getattr(owner, name)))
+
+    @property
+    def is_over(self) -> bool:
+        return self._left <= 0
+
+    def _around(self, call: Any) -> Any:
+        def called(*args: Any, **more: Any) -> Any:
+            self._step()
+            result = call(*args, **more)
+            self._step()
+            return result
+
+        return called
+
+    def _step(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._act()
+
+
+@pytest.mark.parametrize(
+    ("where", "sizes"), [("local", 3 * [99]), ("local", [2 << 20]), ("memory", 3 * [99])]
+)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_task_that_outlasts_its_job_leaves_nothing(
+    tmp_path: Path, kms: KmsConfig, where: str, sizes: list[int], is_cut: bool
+) -> None:
+    """Whenever another job clears what it has staged."""
+    root = f"memory://{tmp_path}/out" if where == "memory" else str(tmp_path / "out")
+    storage = storage_of(root)
+    keys = FileKeys.for_sealing(kms, "default")
+    sources = [tmp_path / str(number) for number in range(len(sizes))]
+    for path, size in zip(sources, sizes, strict=True):
+        path.write_bytes(b"t" * size)
+    listed = find(list(map(str, sources))).files
+    at, outcomes = 0, set()
+    while True:
+        at += 1
+        job_id = f"{at:012x}"
+        staging = Staging(job_id, root, True, False)
+        items = [
+            Item(n, file.path, f"{root}/{n}", str(n), file.size, file.version, file.size)
+            for n, file in enumerate(listed)
+        ]
+        storage.make_root(root)
+        storage.mark(job_id, root, durable=False)
+        cut = {item.number for item in items} if is_cut else set()
+        shared = storage.stage(staging, items, cut)
+        task = [planning.whole(item)._replace(shared=shared[item.number]) for item in items]  # type: ignore[arg-type]
+        with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+            ledger.begin(job_id, root)
+            with pytest.MonkeyPatch.context() as patch:
+                steps = _Steps(patch, at, partial(clear, ledger, job_id, root))
+                try:
+                    Encrypting(keys, job_id, False).run(task, Attempt(job_id, "1", 0, root))
+                except JobEndedError:
+                    outcomes.add("ended")
+                else:
+                    outcomes.add("done")
+            if not steps.is_over:
+                clear(ledger, job_id, root)
+                break
+            assert not ledger.notes()
+        found = MemoryFileSystem().find(root) if where == "memory" else os.listdir(root)
+        assert found == []
+    assert outcomes == {"ended", "done"}
+    assert at > 10
 
 
 def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None, place: LedgerPlace) -> None:
