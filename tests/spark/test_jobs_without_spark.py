@@ -34,10 +34,10 @@ from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
 from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
-from ags1.spark.jobs.publishing import clear
+from ags1.spark.jobs.publishing import clear, clear_again
 from ags1.spark.jobs.work import Encrypting, Work
 from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import open_ledger
+from ags1.spark.ledger import JobNote, open_ledger
 from ags1.spark.ledger.folder import FolderLedger
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage.choice import find, storage_of
@@ -424,11 +424,19 @@ class TestRuns:
 
 
 class _Steps:
-    """Calls ``act`` before or after the ``at``-th call of one of some methods."""
+    """Calls ``act`` before or after the ``at``-th call of one of some methods, and ``later`` at all
+    that come after that."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, act: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        at: int,
+        act: Callable[[], object],
+        later: Callable[[], object],
+    ) -> None:
         self._lock = threading.RLock()
-        self._left, self._act = at, act
+        self._left, self._act, self._later = at, act, later
+        self.is_over = False
         for owner, name in (
             (files, "create"),
             (files, "check_mark"),
@@ -442,10 +450,6 @@ class _Steps:
             (Work, "_result"),
         ):
             patch.setattr(owner, name, self._around(getattr(owner, name)))
-
-    @property
-    def is_over(self) -> bool:
-        return self._left <= 0
 
     def _around(self, call: Any) -> Any:
         def called(*args: Any, **more: Any) -> Any:
@@ -461,6 +465,9 @@ class _Steps:
             self._left -= 1
             if self._left == 0:
                 self._act()
+                self.is_over = True
+            elif self.is_over:
+                self._later()
 
 
 @pytest.mark.parametrize(
@@ -479,6 +486,11 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
         path.write_bytes(b"t" * size)
     listed = find(list(map(str, sources))).files
     at, outcomes = 0, set()
+
+    def no_plaintext() -> None:
+        if where == "local":  # not even as long as the task runs
+            assert not any(path.stat().st_size for path in Path(root).iterdir())
+
     while True:
         at += 1
         job_id = f"{at:012x}"
@@ -495,19 +507,22 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
         with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
             ledger.begin(job_id, root)
             with pytest.MonkeyPatch.context() as patch:
-                steps = _Steps(patch, at, partial(clear, ledger, job_id, root))
+                clears = partial(clear, ledger, job_id, root, late=JobNote(root))
+                steps = _Steps(patch, at, clears, no_plaintext)
                 try:
                     Encrypting(keys, job_id, False).run(task, Attempt(job_id, "1", 0, root))
                 except JobEndedError:
                     outcomes.add("ended")
                 else:
                     outcomes.add("done")
+            found = MemoryFileSystem().find(root) if where == "memory" else os.listdir(root)
+            clear_again(ledger)
             if not steps.is_over:
                 clear(ledger, job_id, root)
                 break
+            assert found == ([f".ags1-{job_id}-ended-root.tmp"] if where == "local" else [])
             assert not ledger.notes()
-        found = MemoryFileSystem().find(root) if where == "memory" else os.listdir(root)
-        assert found == []
+            assert where == "memory" or not os.listdir(root)
     assert outcomes == {"ended", "done"}
     assert at > 10
 
