@@ -604,6 +604,8 @@ def test_what_is_written_is_read_by_others_and_by_us(
         columns = ["concat('row ', id) as value"]
     elif inner != "csv":
         columns += ["array(id, id + 1) as list", "named_struct('x', id, 'y', 'z') as point"]
+        # Spark sends no offsets of the inner arrays.
+        columns.append("filter(array(array('x')), inner -> id < 0) as empty")
     frame = spark.range(0, 500, 1, 2).selectExpr(*columns)
     folder = tmp_path / "written"
 

@@ -11,6 +11,7 @@ import pickle
 import shutil
 import stat
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -28,18 +29,24 @@ pytest.importorskip("pathspec")
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
 from ags1.cli.spark.session import session
-from ags1.errors import KeyMetadataError, KmsKeyNotFoundError, TruncatedError
+from ags1.errors import (
+    KeyMetadataError,
+    KmsKeyNotFoundError,
+    KmsUnavailableError,
+    TruncatedError,
+)
 from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
 from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
 from ags1.spark.jobs.publishing import clear, clear_again
-from ags1.spark.jobs.work import Encrypting, Work
+from ags1.spark.jobs.work import Encrypting, Result, Work
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import JobNote, open_ledger
 from ags1.spark.ledger.folder import FolderLedger
 from ags1.spark.storage import local_files as files
+from ags1.spark.storage import remote
 from ags1.spark.storage.choice import find, storage_of
 from ags1.spark.storage.local import LocalStorage
 from ags1.spark.storage.pieces import Item, Piece
@@ -475,9 +482,16 @@ class _Steps:
 )
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_task_that_outlasts_its_job_leaves_nothing(
-    tmp_path: Path, kms: KmsConfig, where: str, sizes: list[int], is_cut: bool
+    tmp_path: Path,
+    kms: KmsConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    sizes: list[int],
+    is_cut: bool,
 ) -> None:
     """Whenever another job clears what it has staged."""
+    if is_cut:  # elsewhere, each write looks at the mark
+        monkeypatch.setattr(remote, "_MARK_SECONDS", 0)
     root = f"memory://{tmp_path}/out" if where == "memory" else str(tmp_path / "out")
     storage = storage_of(root)
     keys = FileKeys.for_sealing(kms, "default")
@@ -525,6 +539,37 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
             assert where == "memory" or not os.listdir(root)
     assert outcomes == {"ended", "done"}
     assert at > 10
+
+
+class _LastFails(Encrypting):
+    """Finds the KMS out of reach when the other files are staged."""
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        if piece.number:
+            return super().piece(piece, attempt)
+        while len(MemoryFileSystem().find(attempt.root)) < 4:  # with the mark
+            time.sleep(0.01)
+        raise KmsUnavailableError("no answer")
+
+
+def test_a_task_that_fails_leaves_nothing_elsewhere(tmp_path: Path, kms: KmsConfig) -> None:
+    root = f"memory://{tmp_path}/out"
+    storage, attempt = storage_of(root), Attempt("ab", "1", 0, root)
+    storage.mark("ab", root, durable=False)
+    pieces = []
+    for number in range(4):
+        (tmp_path / str(number)).write_bytes(b"t")
+        [file] = find([str(tmp_path / str(number))]).files
+        target = f"{root}/{number}"
+        pieces.append(
+            Piece(number, file.path, target, 1, file.version, None, f"{root}/.ags1-ab.tmp")
+        )
+    work = _LastFails(FileKeys.for_sealing(kms, "default"), "ab", False)
+    with pytest.raises(KmsUnavailableError):
+        work.run(pieces, attempt)
+    [mark] = MemoryFileSystem().find(root)
+    assert mark.endswith("/root")
+    storage.end_mark("ab", root)
 
 
 def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None, place: LedgerPlace) -> None:
