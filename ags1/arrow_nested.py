@@ -1,4 +1,5 @@
-"""Arrow's lists, maps and structs: replaces the values inside, and removes those that no row has.
+"""Arrow's lists, maps and structs: replaces the values inside, removes those that no row has, and
+makes offsets that are missing.
 
     lists        null  [a, b]          a null list may have elements, and a slice has
     offsets      0     2       4       those of the whole array
@@ -21,6 +22,20 @@ def with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(
         kind, len(array), array.buffers()[:2], offset=array.offset, children=[child]
     )
+
+
+def with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose ``nbytes`` may be asked for. If the lists of a batch are all empty, the
+    offsets of lists inside them may be an empty buffer: Spark makes such batches (SPARK-55056), and
+    Arrow's IPC reads them as they are. ``nbytes`` reads the first offset without a check."""
+    columns = [
+        pa.concat_arrays([column])
+        if any(buffer is not None and not buffer.size for buffer in column.buffers())
+        and not pa.types.is_primitive(column.type)
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema) if columns else batch
 
 
 def compacted(array: pa.Array) -> pa.Array:

@@ -97,5 +97,42 @@ def read_avro(record: ContentFile) -> tuple[dict[str, Any], list[dict[str, Any]]
         return dict(reader.metadata), list(reader)
 
 
+# Of the items of a list.
+NESTED = [
+    pa.string(),
+    pa.list_(pa.string()),
+    pa.map_(pa.string(), pa.string()),
+    pa.struct([("x", pa.list_(pa.string()))]),
+]
+
+
+def without_offsets(kind: pa.DataType) -> pa.Table:
+    """A row with an empty list of items of a type that have no value, and no offsets either."""
+    items = _no_values(kind)
+    zeros = pa.py_buffer(bytes(8))
+    lists = pa.Array.from_buffers(pa.list_(kind), 1, [None, zeros], children=[items])
+    batch = pa.record_batch({"id": pa.array([1], pa.int32()), "a": lists})
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, batch.schema) as stream:
+        stream.write_batch(batch)
+    return pa.ipc.open_stream(out.getvalue()).read_all()
+
+
+def _no_values(kind: pa.DataType) -> pa.Array:
+    empty = pa.py_buffer(b"")
+    children: list[pa.DataType] = []
+    buffers = [None, empty]
+    if pa.types.is_string(kind):
+        buffers.append(empty)
+    elif pa.types.is_struct(kind):
+        buffers, children = [None], [field.type for field in kind]
+    elif pa.types.is_map(kind):
+        fields = [pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)]
+        children = [pa.struct(fields)]
+    else:
+        children = [kind.value_type]
+    return pa.Array.from_buffers(kind, 0, buffers, children=[_no_values(c) for c in children])
+
+
 def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())

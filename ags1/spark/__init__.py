@@ -20,7 +20,7 @@ Imports point down these floors only:
     storage      where files lie: mounted folders, S3, other file systems of fsspec
     ledger       what became of each file, and its wrapped key: a folder, objects, or a table
     known_options
-    options  keys  paths  splits  workers  stream_failures  arrow_rows  iceberg_api
+    options  keys  paths  splits  workers  stream_failures  registration  arrow_rows  iceberg_api
 
 This package itself imports neither PySpark nor Arrow, until one of the two functions is named.
 """

@@ -18,6 +18,7 @@ import pytest
 from conftest import OF_CONNECT
 
 from ags1.kms import LocalKms
+from ags1.spark.jobs import publishing
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import Ledger, LedgerAt, open_ledger
 
@@ -129,6 +130,15 @@ def spark(
         gateway.proc.stdin.close()
         gateway.proc.wait(30)
         SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(autouse=True)
+def late_seconds() -> Iterator[pytest.MonkeyPatch]:
+    """Let the next job remove the note of a dead one at once. With ``undo``, it stays for a while.
+    Tests undo what they have changed by the other fixture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "LATE_SECONDS", 0)
+        yield patch
 
 
 @pytest.fixture

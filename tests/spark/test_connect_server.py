@@ -48,6 +48,22 @@ jobs.Encrypting = Waiting
 main()
 """
 
+# The command, whose tasks take a while for each file.
+_SLOW = """
+import time
+from ags1.cli import main
+from ags1.spark import jobs
+from ags1.spark.jobs.work import Decrypting
+
+class Slow(Decrypting):
+    def piece(self, piece, attempt):
+        time.sleep(0.05)
+        return super().piece(piece, attempt)
+
+jobs.Decrypting = Slow
+main()
+"""
+
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -172,7 +188,34 @@ def test_an_interrupt_ends_the_tasks_on_the_server(client: Client) -> None:
         time.sleep(0.1)
     assert client.staged() == []
     assert client.run("encrypt", client.source, client.target)["done"] == 4
-    assert {path.name for path in client.target.iterdir()} == {f"{n}.ags1" for n in range(4)}
+    named = {path.name for path in client.target.iterdir() if not path.name.startswith(".ags1-")}
+    assert named == {f"{n}.ags1" for n in range(4)}
+    assert client.staged() == []  # the mark of the job that ended stays for a while
+
+
+def test_a_client_that_is_killed(client: Client, tmp_path: Path) -> None:
+    """The server goes on with its tasks, which would stage plaintext."""
+    for number in range(400):
+        (client.source / f"{number}.txt").write_bytes(b"plaintext" * 99)
+    assert client.run("encrypt", client.source, client.target)["done"] == 404
+    sealed, client.target = client.target, tmp_path / "back"
+    where = (sealed, client.target, "--ledger", tmp_path / "ledger")
+    process = client.started("decrypt", *where, program=_SLOW)
+    deadline = time.monotonic() + 120
+    while not client.staged():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    # Its tasks would go on for seconds.
+    assert client.run("decrypt", sealed, client.target)["done"] == 404
+    assert client.staged() == []
+    assert files(client.source) == {
+        name: data for name, data in files(client.target).items() if not name.startswith(".")
+    }
+    time.sleep(3)
+    assert client.staged() == []
 
 
 def test_a_server_that_is_killed(client: Client, server: ConnectServer) -> None:

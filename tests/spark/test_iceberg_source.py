@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,23 @@ def test_spark_appends_and_overwrites_in_one_snapshot(
 
 def stored_files(tmp_path: Path) -> set[str]:
     return {str(path) for path in (tmp_path / "warehouse").rglob("*") if path.is_file()}
+
+
+def test_a_thread_saves_empty_arrays_of_arrays(
+    iceberg: Any, catalog: Any, options: dict[str, str]
+) -> None:
+    """``save`` looks for the source in the session that is active in the thread."""
+    schema = pa.schema([("a", pa.list_(pa.list_(pa.string())))])
+    made = catalog.create_table("db.t", schema, properties={"encryption.key-id": "default"})
+    # Spark sends no offsets of the inner arrays.
+    frame = iceberg.range(0, 2, 1, 1).selectExpr("filter(array(array('x')), i -> id < 0) as a")
+    save = frame.write.format("ags1-iceberg").options(**options).mode("append").save
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+            pool.submit(save, "db.t").result()
+        pool.submit(iceberg_source.register, iceberg).result()
+        pool.submit(save, "db.t").result()
+    assert made.refresh().scan().to_arrow().to_pylist() == [{"a": []}] * 2
 
 
 def test_a_job_that_fails_leaves_nothing(

@@ -632,6 +632,8 @@ class Cut:
         self.keys = FileKeys.for_sealing(kms, "default")
         km = KeyMetadata.generate(32).with_file_length(target_size(item, seals=True))
         self.staging = Staging("ab", str(root / "out"), True, False)
+        (root / "out").mkdir()
+        LOCAL.mark("ab", str(root / "out"), durable=False)
         self.whole = planning.whole(item)._replace(
             shared=LOCAL.stage(self.staging, [item], {0})[0],  # type: ignore[arg-type]
             wrapped=as_text(self.keys.wrap(km)),

@@ -21,7 +21,7 @@ from ags1.keys import Sidecar
 from ags1.spark import jobs
 from ags1.spark.jobs import planning
 from ags1.spark.jobs.group import JobGroup
-from ags1.spark.jobs.publishing import published, settle_pending
+from ags1.spark.jobs.publishing import clear_again, published, settle_pending
 from ags1.spark.jobs.running import Conduct
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
@@ -642,12 +642,18 @@ def test_uploads_that_cannot_be_aborted_now(
             assert (places.uploads(), len(ledger.killed())) == (["sealed/a"], 1)
             settle_pending(ledger)
         assert (places.uploads(), len(ledger.killed())) == ([], 0)
+        # A part that was under way then may have come later: it is aborted once more.
+        assert ledger.notes()
+        assert ledger.staged("abc")
+        clear_again(ledger)
+        assert not ledger.notes()
         # What somebody else has aborted, or removed with its bucket, is gone as well.
         for job_id, root in (("abc", "s3://bucket/sealed"), ("abd", "s3://no-such-bucket/b")):
             ledger.begin(job_id, root)
             ledger.note_staged(job_id, 1, {f"{root}/a": upload})
         settle_pending(ledger)
         assert not ledger.killed()
+        clear_again(ledger)
         # What is outside the job's folder, a job has not begun.
         place = {"Bucket": BUCKET, "Key": "theirs/a"}
         upload = places.s3.create_multipart_upload(**place)["UploadId"]

@@ -11,14 +11,18 @@ import os
 import pickle
 import shutil
 import stat
+import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pathspec")
@@ -30,6 +34,7 @@ from ags1.errors import (
     KeyMetadataError,
     KmsAccessDeniedError,
     KmsKeyNotFoundError,
+    KmsUnavailableError,
     TruncatedError,
 )
 from ags1.kms import LocalKms
@@ -37,12 +42,18 @@ from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
 from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
-from ags1.spark.jobs.work import Encrypting
-from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import open_ledger
+from ags1.spark.jobs.publishing import clear, clear_again
+from ags1.spark.jobs.work import Encrypting, Result, Work
+from ags1.spark.keys import FileKeys, KmsConfig
+from ags1.spark.ledger import JobNote, open_ledger
 from ags1.spark.ledger.folder import FolderLedger
+from ags1.spark.storage import local_files as files
+from ags1.spark.storage import remote
+from ags1.spark.storage.choice import find, storage_of
 from ags1.spark.storage.local import LocalStorage
-from ags1.spark.storage.pieces import Piece
+from ags1.spark.storage.pieces import Item, Piece
+from ags1.spark.storage.protocol import Attempt, JobEndedError, Staging
+from ags1.spark.storage.remote import RemoteStorage
 from tests.aws_server import aws_server, dummy_environment
 
 from .conftest import LedgerPlace
@@ -450,6 +461,148 @@ def test_an_alias_that_was_pointed_at_a_new_key(
         places.kms.keks().clear()
         assert places.decrypt(key_ids=["alias/a"]).done == 2
     assert (places.back / "a").read_bytes() == (places.source / "a").read_bytes()
+
+
+class _Steps:
+    """Calls ``act`` before or after the ``at``-th call of one of some methods, and ``later`` at all
+    that come after that."""
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        at: int,
+        act: Callable[[], object],
+        later: Callable[[], object],
+    ) -> None:
+        self._lock = threading.RLock()
+        self._left, self._act, self._later = at, act, later
+        self.is_over = False
+        for owner, name in (
+            (files, "create"),
+            (files, "check_mark"),
+            (files, "remove"),
+            (os, "pwrite"),
+            (os, "fchmod"),
+            (RemoteStorage, "_status_or_none"),
+            (MemoryFileSystem, "open"),
+            (MemoryFile, "write"),
+            (MemoryFile, "commit"),
+            (Work, "_result"),
+        ):
+            patch.setattr(owner, name, self._around(getattr(owner, name)))
+
+    def _around(self, call: Any) -> Any:
+        def called(*args: Any, **more: Any) -> Any:
+            self._step()
+            result = call(*args, **more)
+            self._step()
+            return result
+
+        return called
+
+    def _step(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._act()
+                self.is_over = True
+            elif self.is_over:
+                self._later()
+
+
+@pytest.mark.parametrize(
+    ("where", "sizes"), [("local", 3 * [99]), ("local", [2 << 20]), ("memory", 3 * [99])]
+)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_task_that_outlasts_its_job_leaves_nothing(
+    tmp_path: Path,
+    kms: KmsConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    sizes: list[int],
+    is_cut: bool,
+) -> None:
+    """Whenever another job clears what it has staged."""
+    if is_cut:  # elsewhere, each write looks at the mark
+        monkeypatch.setattr(remote, "_MARK_SECONDS", 0)
+    root = f"memory://{tmp_path}/out" if where == "memory" else str(tmp_path / "out")
+    storage = storage_of(root)
+    keys = FileKeys.for_sealing(kms, "default")
+    sources = [tmp_path / str(number) for number in range(len(sizes))]
+    for path, size in zip(sources, sizes, strict=True):
+        path.write_bytes(b"t" * size)
+    listed = find(list(map(str, sources))).files
+    at, outcomes = 0, set()
+
+    def no_plaintext() -> None:
+        if where == "local":  # not even as long as the task runs
+            assert not any(path.stat().st_size for path in Path(root).iterdir())
+
+    while True:
+        at += 1
+        job_id = f"{at:012x}"
+        staging = Staging(job_id, root, True, False)
+        items = [
+            Item(n, file.path, f"{root}/{n}", str(n), file.size, file.version, file.size)
+            for n, file in enumerate(listed)
+        ]
+        storage.make_root(root)
+        storage.mark(job_id, root, durable=False)
+        cut = {item.number for item in items} if is_cut else set()
+        shared = storage.stage(staging, items, cut)
+        task = [planning.whole(item)._replace(shared=shared[item.number]) for item in items]  # type: ignore[arg-type]
+        with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+            ledger.begin(job_id, root)
+            with pytest.MonkeyPatch.context() as patch:
+                clears = partial(clear, ledger, job_id, root, late=JobNote(root))
+                steps = _Steps(patch, at, clears, no_plaintext)
+                try:
+                    Encrypting(keys, job_id, False).run(task, Attempt(job_id, "1", 0, root))
+                except JobEndedError:
+                    outcomes.add("ended")
+                else:
+                    outcomes.add("done")
+            found = MemoryFileSystem().find(root) if where == "memory" else os.listdir(root)
+            clear_again(ledger)
+            if not steps.is_over:
+                clear(ledger, job_id, root)
+                break
+            assert found == ([f".ags1-{job_id}-ended-root.tmp"] if where == "local" else [])
+            assert not ledger.notes()
+            assert where == "memory" or not os.listdir(root)
+    assert outcomes == {"ended", "done"}
+    assert at > 10
+
+
+class _LastFails(Encrypting):
+    """Finds the KMS out of reach when the other files are staged."""
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        if piece.number:
+            return super().piece(piece, attempt)
+        while len(MemoryFileSystem().find(attempt.root)) < 4:  # with the mark
+            time.sleep(0.01)
+        raise KmsUnavailableError("no answer")
+
+
+def test_a_task_that_fails_leaves_nothing_elsewhere(tmp_path: Path, kms: KmsConfig) -> None:
+    root = f"memory://{tmp_path}/out"
+    storage, attempt = storage_of(root), Attempt("ab", "1", 0, root)
+    storage.mark("ab", root, durable=False)
+    pieces = []
+    for number in range(4):
+        (tmp_path / str(number)).write_bytes(b"t")
+        [file] = find([str(tmp_path / str(number))]).files
+        target = f"{root}/{number}"
+        pieces.append(
+            Piece(number, file.path, target, 1, file.version, None, f"{root}/.ags1-ab.tmp")
+        )
+    work = _LastFails(FileKeys.for_sealing(kms, "default"), "ab", False)
+    with pytest.raises(KmsUnavailableError):
+        work.run(pieces, attempt)
+    [mark] = MemoryFileSystem().find(root)
+    assert mark.endswith("/root")
+    storage.end_mark("ab", root)
 
 
 def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None, place: LedgerPlace) -> None:

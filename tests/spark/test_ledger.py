@@ -35,8 +35,14 @@ from ags1.errors import (
 )
 from ags1.iceberg import load_catalog
 from ags1.iceberg.transaction import EncryptedTransaction
-from ags1.spark.jobs import planning
-from ags1.spark.jobs.publishing import clear, has_its_name, published, settle_pending
+from ags1.spark.jobs import planning, publishing
+from ags1.spark.jobs.publishing import (
+    clear,
+    clear_again,
+    has_its_name,
+    published,
+    settle_pending,
+)
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import (
     DONE,
@@ -646,6 +652,8 @@ class TestAfterAKill:
             settle_pending(ledger)
             assert not ledger.killed()
             assert not list(ledger.pending())
+            clear_again(ledger)
+            assert not ledger.notes()
             assert not list(folder.rglob(f".ags1-{JOB}-*"))
             return ledger.rows()
 
@@ -750,6 +758,7 @@ class TestAfterAKill:
             settle_pending(ledger)
             assert ledger.rows() == [wanted, elsewhere]
             assert not ledger.killed()
+            clear_again(ledger)
         assert [path.name for path in mount.iterdir()] == ["a"]
 
     def test_a_folder_that_is_gone_for_good(self, tmp_path: Path) -> None:
@@ -789,6 +798,7 @@ class TestAfterAKill:
             settle_pending(ledger, root=str(folder))
             assert [row.status for row in ledger.rows()] == [DONE, DONE]
             assert not ledger.killed()
+            clear_again(ledger)
         assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
 
     @pytest.mark.parametrize(
@@ -827,6 +837,24 @@ class TestAfterAKill:
             settle_pending(ledger)
             assert not ledger.killed()
         assert not stays.exists()
+
+    def test_what_late_tasks_leave(self, tmp_path: Path, late_seconds: pytest.MonkeyPatch) -> None:
+        """The note of a dead job stays until none of its tasks can leave anything."""
+        late_seconds.undo()
+        late = tmp_path / f".ags1-{JOB}-9-9.tmp"
+        self.kill(tmp_path).close()
+        for number in range(3):
+            with self.place.open() as ledger:
+                dead = settle_pending(ledger)
+                assert ledger.killed() == {}
+                late.write_bytes(b"plaintext")
+                if number == 2:
+                    late_seconds.setattr(publishing, "LATE_SECONDS", 0)
+                clear_again(ledger)
+                assert not late.exists()
+                assert bool(ledger.notes()) == (number < 2)
+            assert bool(dead[JOB].cleared_ms) == (number > 0)
+        assert not list(tmp_path.glob(".ags1-*"))
 
     def test_a_name_that_was_not_given(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

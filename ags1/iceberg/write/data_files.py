@@ -28,6 +28,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 
+from ...arrow_nested import with_offsets
 from ...cpu import usable_cpus
 from ...errors import MetadataIntegrityError
 from ..read.records import ContentFile
@@ -189,6 +190,7 @@ class DataFileWriter:
     def write_table(self, table: pa.Table) -> None:
         """Write the rows of a table that is not partitioned. It is cut into several runs of rows,
         which are written at the same time, so that neighbours come into the same file."""
+        table = pa.Table.from_batches(map(with_offsets, table.to_batches()), table.schema)
         runs = max(1, min(self._thread_count, -(-table.nbytes // self._plan.target_size)))
         rows = -(-table.num_rows // runs)
         streams = [table.slice(i * rows, rows).to_batches() for i in range(runs)]
@@ -235,7 +237,7 @@ class DataFileWriter:
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield batches in slices that are no larger than a row group."""
-        for batch in batches:
+        for batch in map(with_offsets, batches):
             if batch.num_rows:
                 row_size = max(1, batch.nbytes // batch.num_rows)
                 count = max(1, min(self._plan.row_group_rows, self._group_size // row_size))

@@ -23,6 +23,7 @@ from ...layout import encrypted_size
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
+from ..registration import register_source
 from ..stream_failures import or_failed
 from .encrypted_files import open_whole
 from .format_readers import inner_format
@@ -37,8 +38,8 @@ _ROWS = StructType([StructField(name, kind, nullable=False) for name, kind in _K
 
 
 def register(spark: Any) -> None:
-    """Register "ags1" with a Spark session."""
-    spark.dataSource.register(Ags1DataSource)
+    """Register "ags1" with a Spark session. Call this in each thread that saves."""
+    register_source(spark, Ags1DataSource)
 
 
 class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read

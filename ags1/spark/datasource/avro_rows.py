@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, schema_to_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
+from ...arrow_nested import with_offsets
 from ...atomic import AtomicFile
 from ...key_metadata import KeyMetadata
 from ..iceberg_api import (
@@ -72,7 +73,7 @@ def write_avro(
         writer = AvroFileWriter(file, km, schema, described, AvroCodec(codec))
         try:
             for table in tables:
-                batches = map(conversion.convert, table.to_batches())
+                batches = map(conversion.convert, map(with_offsets, table.to_batches()))
                 writer.write(pa.Table.from_batches(list(batches)))
         except BaseException:
             writer.abort()

@@ -88,7 +88,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     size = 0
     for batch in batches:
         held.append(batch)
-        size += batch.nbytes
+        size += batch.get_total_buffer_size()  # ``nbytes`` may read outside of Spark's buffers
         if size >= _ROW_GROUP_SIZE:
             yield pa.Table.from_batches(held)
             held, size = [], 0

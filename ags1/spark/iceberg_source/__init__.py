@@ -36,6 +36,7 @@ from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
+from ..registration import register_source
 from ..stream_failures import or_failed
 from ..table_access import open_of_options
 from .metadata_tables import MetadataTableReader, metadata_table
@@ -48,8 +49,8 @@ NAME = "ags1-iceberg"
 
 
 def register(spark: Any) -> None:
-    """Register "ags1-iceberg" with a Spark session."""
-    spark.dataSource.register(Ags1IcebergDataSource)
+    """Register "ags1-iceberg" with a Spark session. Call this in each thread that saves."""
+    register_source(spark, Ags1IcebergDataSource)
 
 
 class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read

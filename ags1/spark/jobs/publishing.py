@@ -8,29 +8,48 @@ A batch is pending in the ledger, with all its keys, before the first of its fil
     settled     the ledger has the file as done, or as failed
 
 If the driver is killed while the batch is pending, ``settle_pending`` of the next job goes on here.
+
+**Tasks that outlast their job** (a server of Spark Connect goes on, and an executor finds out late
+that its driver is gone) must not leave plaintext::
+
+    a task, in a mounted folder   creates a file, looks at the job's mark, writes to the file
+    elsewhere                     writes files, looks at the mark each second and at its end
+    whoever clears                ends the mark; then lists and removes what is staged
+
+A task that finds the mark gone removes what it has staged, and fails. What was written before the
+last look is listed. So nothing stays, except if a task's process is killed between the end of the
+mark and its next look. Therefore the ledger's note of a job whose tasks may still run stays for
+``LATE_SECONDS``; jobs clear again until then, and once more before they remove the note.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ..ledger import DONE, FAILED, Ledger, Row
+from ..ledger import DONE, FAILED, JobNote, Ledger, Row
+from ..ledger.claims import now_ms
 from ..storage.choice import storage_of
 from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
 from .pairing import add_key, drop_old_keys, remove_key
 from .work import cause
 
+# How long a task may need from one look at its job's mark to the next, with a large margin.
+LATE_SECONDS = 600
 
-def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = None) -> None:
+
+def settle_pending(
+    ledger: Ledger, *, durable: bool = True, root: str | None = None
+) -> Mapping[str, JobNote]:
     """Finish the work of killed jobs: give the files whose keys the ledger has their names, and
-    remove other staged files. A batch stays pending if the outcome of one of its files is not known
-    yet. If files of such a batch are in ``root`` (None: anywhere), a new job must not write there:
-    raises OSError or UnknownOutcomeError. Raises FormatError."""
+    remove other staged files. Return the notes of these jobs; some may stay. A batch stays pending
+    if the outcome of one of its files is not known yet. If files of such a batch are in ``root``
+    (None: anywhere), a new job must not write there: raises OSError or UnknownOutcomeError. Raises
+    FormatError."""
     killed = ledger.notes()
     below = "" if root is None else root.rstrip("/") + "/"  # every path begins with ""
     unsettled: set[str] = set()
@@ -51,9 +70,12 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
         else:
             ledger.settle(batch, rows)
     for job_id in killed.keys() - unsettled:
-        clear(ledger, job_id, killed[job_id].folder)
+        note = killed[job_id]
+        if not note.cleared_ms or _is_old(note):
+            clear(ledger, job_id, note.folder, late=note)
     if first_error is not None:
         raise first_error
+    return killed
 
 
 def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
@@ -65,19 +87,43 @@ def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
         raise FileNotFoundError(errno.ENOENT, message, root)
 
 
-def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None = None) -> None:
+def clear_again(ledger: Ledger) -> None:
+    """Remove what late tasks have left of jobs that were cleared before."""
+    for job_id, note in ledger.notes().items():
+        if note.cleared_ms:
+            clear(ledger, job_id, note.folder, late=note)
+
+
+def clear(
+    ledger: Ledger,
+    job_id: str,
+    root: str,
+    folders: Iterable[str] | None = None,
+    *,
+    late: JobNote | None = None,
+) -> None:
     """Remove the staged files of a job in these folders (None: anywhere below ``root``), and note
     its end. If something cannot be removed, the ledger's note of the job stays, and the next job
-    tries again. No batch of the job may be pending."""
+    tries again. So it does if tasks of the job may still run: then ``late`` is the note. No batch
+    of the job may be pending."""
     try:
         storage = storage_of(root)
-        is_mounted = storage.has_mark(job_id, root)
-        is_clear = is_mounted and storage.clear(job_id, root, folders, ledger.staged(job_id))
+        if not storage.has_mark(job_id, root):
+            return  # it is not mounted
+        storage.end_mark(job_id, root)
+        if not storage.clear(job_id, root, folders, ledger.staged(job_id)):
+            return
     except OSError:
         return
-    if is_clear:
+    if late is None or (late.cleared_ms and _is_old(late)):
         ledger.end(job_id)
         storage.remove_mark(job_id, root)
+    elif not late.cleared_ms:
+        ledger.note_cleared(job_id, late._replace(cleared_ms=now_ms()))
+
+
+def _is_old(note: JobNote) -> bool:
+    return now_ms() >= note.cleared_ms + LATE_SECONDS * 1000
 
 
 def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = False) -> list[Row]:

@@ -41,6 +41,7 @@ from ..ledger import (
     ENCRYPT,
     FAILED,
     SKIPPED,
+    JobNote,
     LedgerAt,
     Row,
     check_ledger,
@@ -48,13 +49,13 @@ from ..ledger import (
 )
 from ..storage.choice import storage_of
 from ..storage.pieces import Item, target_size
-from ..storage.protocol import Staging
+from ..storage.protocol import JobEndedError, Staging
 from ..workers import task_context
 from . import planning
 from .group import JobGroup, SparkEndedError
 from .patterns import Patterns
 from .planning import Pace, Task, Wave, task_cost, waves
-from .publishing import clear, published, settle_pending, sync_names
+from .publishing import clear, clear_again, published, settle_pending, sync_names
 from .selection import SUFFIX, Selection
 from .work import EXPECTED, NO_ROOM, Result, Work, failed, identity_of
 
@@ -65,8 +66,13 @@ MAX_FAILURES = 1000
 _FEW_REQUESTS = 64
 # More than it takes to find one bad file among those of a task.
 _MAX_FAILED_JOBS = 16
-# Errors of no single file: the executors have another Python, or lack a module.
-_NO_PYTHON = ("ModuleNotFoundError", "Cannot run program", "[PYTHON_VERSION_MISMATCH]")
+# Errors of no single file: the executors have another Python, or lack a module, or the job ended.
+_OF_NO_FILE = (
+    "ModuleNotFoundError",
+    "Cannot run program",
+    "[PYTHON_VERSION_MISMATCH]",
+    JobEndedError.__name__,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -191,7 +197,7 @@ class Job:
         self._started = time.monotonic()
         self._folders: set[str] = set()
         self._new_folders: set[str] = set()
-        self._has_begun = False
+        self._has_begun = self._has_dead_jobs = False
         self.has_ended = False  # all that Spark was asked for
         self._told = 0  # bytes
         self._total = 0
@@ -237,7 +243,8 @@ class Job:
                 # Other operations concern all files of the ledger.
                 root = self._root if self.operation in (ENCRYPT, DECRYPT) else None
                 with self._naming_ledger():
-                    settle_pending(self.ledger, durable=self._durable, root=root)
+                    dead = settle_pending(self.ledger, durable=self._durable, root=root)
+                self._has_dead_jobs = bool(dead)
         except BaseException:
             self.ledger.close()
             raise
@@ -263,16 +270,17 @@ class Job:
             # Spark itself may have ended.
             with contextlib.suppress(Exception):
                 if group is not None and (tasks_may_run or group.speculates):
-                    tasks_may_run = not group.wait_for_tasks() or was_interrupted
+                    # Spark kills the processes of its ended tasks a while later. If one is killed
+                    # between writing to a remote storage and its look at the mark, the file stays.
+                    tasks_may_run = was_interrupted or self._storage.is_remote
+                    tasks_may_run |= not group.wait_for_tasks()
             # A pending batch needs its staged files: the next job settles it.
             if self._has_begun and not self._has_pending_batch:
-                if tasks_may_run:
-                    # The ledger keeps its note, so the next job removes what late tasks leave.
-                    staged = self.ledger.staged(self.id)
-                    self._storage.clear(self.id, self._root, self._folders, staged)
-                else:
-                    clear(self.ledger, self.id, self._root, self._folders)
+                late = JobNote(self._root, self._conduct.sidecars) if tasks_may_run else None
+                clear(self.ledger, self.id, self._root, self._folders, late=late)
                 self._storage.remove_empty(self._new_folders)
+            if self._has_dead_jobs:
+                clear_again(self.ledger)
         finally:
             self.ledger.close()
         self.summary.seconds = time.monotonic() - self._started
@@ -330,7 +338,7 @@ class Job:
         digests: bool,
         remote: bool,
     ) -> None:
-        work = kind(keys, self.id, self._durable, digests)
+        work = kind(keys, self.id, self._durable, digests, root=self._root)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, self.group.cores, file_cost)
         pace = Pace(self.group.cores)
@@ -368,7 +376,7 @@ class Job:
                 self.group.is_cancelled
                 or self._failed_jobs > _MAX_FAILED_JOBS
                 or isinstance(failure, (*KMS_UNUSABLE, SparkEndedError))
-                or any(sign in str(failure) for sign in _NO_PYTHON)
+                or any(sign in str(failure) for sign in _OF_NO_FILE)
             ):
                 raise
         else:

@@ -12,9 +12,8 @@ import errno
 import hmac
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from itertools import repeat
 from typing import ClassVar, NamedTuple
 
 from ... import layout, oneshot
@@ -26,7 +25,7 @@ from ..keys import FileKeys, as_text
 from ..paths import local_path
 from ..storage.choice import storage_of
 from ..storage.pieces import BLOCK_SIZE, Item, Piece, target_offset
-from ..storage.protocol import CHANGED, Attempt, Output, Source
+from ..storage.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ..workers import end_of_task, task_context
 from .transfer import open_blocks, seal, texts_of
 
@@ -64,13 +63,14 @@ class Result(NamedTuple):
 class Work:
     """The function that Spark runs on a partition of tasks; picklable. ``digests``:
     compute HMACs of the plaintexts. ``first_attempt`` is how often earlier Spark jobs have tried
-    these pieces."""
+    these pieces. ``root`` is the folder that has the job's mark."""
 
     keys: FileKeys
     job_id: str
     durable: bool
     digests: bool = False
     first_attempt: int = 0
+    root: str | None = None
 
     # Whether the KEK is needed before the first piece, and whether files are written.
     seals: ClassVar[bool] = False
@@ -83,23 +83,28 @@ class Work:
         if self.seals:
             self.keys.prepare()
         for task in tasks:
-            yield self.run(task, Attempt(self.job_id, name, number))
+            yield self.run(task, Attempt(self.job_id, name, number, self.root))
         end_of_task()
 
     def run(self, task: list[Piece], attempt: Attempt) -> list[Result]:
-        """Deal with the pieces of a task. Raises KmsError when the KMS cannot be used, and OSError
-        when what was written cannot be synced."""
+        """Deal with the pieces of a task. Raises KmsError when the KMS cannot be used, OSError when
+        what was written cannot be synced, and JobEndedError. Then nothing is left, except what
+        attempts share."""
         results: list[Result] = []
+        # All targets of a job are in one storage.
+        storage = storage_of(task[0].target)
         try:
             for result in self._results(task, attempt):
                 results.append(result)
-            if self.durable and self.writes:
-                # All targets of a job are in one storage.
-                storage_of(task[0].target).sync([r.staged for r in results if r.staged])
+            if self.writes:
+                storage.check_mark(attempt, now=True)
+                if self.durable:
+                    storage.sync([r.staged for r in results if r.staged])
         except BaseException as error:
-            for piece, result in zip(task, results, strict=False):
+            pieces = {piece.number: piece for piece in task}
+            for result in results:
+                piece = pieces[result.number]
                 if result.staged is not None and result.staged != piece.shared:
-                    storage = storage_of(piece.target)
                     storage.discard(piece.target, None, [(0, result.staged)], all_=True)
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 return [failed(piece, piece.first_block, error) for piece in task]
@@ -120,13 +125,19 @@ class Work:
                 yield result
             return
         with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-piece") as pool:
-            yield from pool.map(self._result, task, repeat(attempt))
+            futures = [pool.submit(self._result, piece, attempt) for piece in task]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            pool.shutdown(cancel_futures=True)
+        ended = [future for future in futures if not future.cancelled()]
+        # What was raised comes last, so that the results of all others are known.
+        for future in sorted(ended, key=lambda future: future.exception() is not None):
+            yield future.result()
 
     def _result(self, piece: Piece, attempt: Attempt) -> Result:
         try:
             name = f"{attempt.name}-{piece.number:x}"
             return self.piece(piece, attempt._replace(name=name))
-        except KMS_UNUSABLE:
+        except (*KMS_UNUSABLE, JobEndedError):
             raise
         except EXPECTED as error:
             return failed(piece, piece.first_block, error)

@@ -15,7 +15,7 @@ files cannot be decrypted.
     lookup        the wrapped keys of files, for readers that are no jobs
 """
 
-from .base import Ledger
+from .base import JobNote, Ledger
 from .choice import LedgerAt, check_ledger, ledger_location, open_ledger
 from .rows import (
     DECRYPT,
@@ -38,6 +38,7 @@ __all__ = [
     "SCHEMA",
     "SKIPPED",
     "Batch",
+    "JobNote",
     "Ledger",
     "LedgerAt",
     "Row",

@@ -31,10 +31,12 @@ T = TypeVar("T")
 
 class JobNote(NamedTuple):
     """What a job notes when it begins: the folder in and below which it stages files, and whether
-    each file that it names gets a sidecar."""
+    each file that it names gets a sidecar. ``cleared_ms`` is when what a dead job had staged was
+    first removed (0: not yet). After that the note stays for a while, because of late tasks."""
 
     folder: str
     sidecars: bool = False
+    cleared_ms: int = 0
 
 
 class Facts(Protocol[T]):
@@ -133,6 +135,10 @@ class Ledger(ABC):
         """Note that a job has begun (``JobNote``)."""
 
     @abstractmethod
+    def note_cleared(self, job_id: str, note: JobNote) -> None:
+        """Note ``cleared_ms`` in the note of a job, which has the rest already."""
+
+    @abstractmethod
     def end(self, job_id: str) -> None:
         """Note that nothing that a job staged is left. It is no error if there is no note."""
 
@@ -142,8 +148,9 @@ class Ledger(ABC):
         that are alive."""
 
     def killed(self) -> dict[str, str]:
-        """Return the folders in ``notes``."""
-        return {job_id: note.folder for job_id, note in self.notes().items()}
+        """Return the folders of the jobs in ``notes`` that have not been cleared."""
+        notes = self.notes().items()
+        return {job_id: note.folder for job_id, note in notes if not note.cleared_ms}
 
     @abstractmethod
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:

@@ -116,10 +116,15 @@ class FolderLedger(SegmentLedger):
                 yield Batch(number, rows)
 
     def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
-        data = json.dumps({"folder": folder, "sidecars": sidecars}).encode() + b"\n"
-        private_file.write(
-            self._path(f"_job-{job_id}.json"), data, overwrite=False, durable=self._durable
-        )
+        self._note(job_id, JobNote(folder, sidecars), overwrite=False)
+
+    def note_cleared(self, job_id: str, note: JobNote) -> None:
+        self._note(job_id, note, overwrite=True)
+
+    def _note(self, job_id: str, note: JobNote, *, overwrite: bool) -> None:
+        data = json.dumps(note._asdict()).encode() + b"\n"
+        path = self._path(f"_job-{job_id}.json")
+        private_file.write(path, data, overwrite=overwrite, durable=self._durable)
 
     def end(self, job_id: str) -> None:
         for name in self._staged_names(job_id):

@@ -403,7 +403,12 @@ class IcebergLedger(Ledger):
     # -- notes
 
     def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
-        row = note_row(target=folder, job_id=job_id, status=_WITH_SIDECARS if sidecars else "")
+        self.note_cleared(job_id, JobNote(folder, sidecars))
+
+    def note_cleared(self, job_id: str, note: JobNote) -> None:
+        status = _WITH_SIDECARS if note.sidecars else ""
+        facts = {"job_id": job_id, "status": status, "finished_ms": note.cleared_ms}
+        row = note_row(target=note.folder, **facts)
         self._commit(lambda jobs: jobs.put(self._own("job", job_id), [row]))
 
     def end(self, job_id: str) -> None:
@@ -418,7 +423,7 @@ class IcebergLedger(Ledger):
     def notes(self) -> dict[str, JobNote]:
         entries = self._jobs().rows(self._prefix("job"))
         return {
-            row.job_id: JobNote(row.target, row.status == _WITH_SIDECARS)
+            row.job_id: JobNote(row.target, row.status == _WITH_SIDECARS, row.finished_ms)
             for rows in entries.values()
             for row in rows
         }

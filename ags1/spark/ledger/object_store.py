@@ -3,6 +3,7 @@
     batch-….parquet             settled rows, one or more batches each (``segments``)
     _pending-….parquet          rows whose files may not all have their names yet
     _job-<job id>.json          a job that is running, or was killed
+    _cleared-<job id>-<ms>.json when what it had staged was removed, and its tasks may still run
     _staged-<job id>-….json     the uploads that it has begun
     _state/<revision>.json      who holds the claim, what is pending, the next number
 
@@ -79,6 +80,7 @@ _STATE = "_state"
 _REVISION = re.compile(r"(\d{12})\.json")
 _PENDING = re.compile(r"_pending-(\d{12})\.(\d{6})-\d{6}\.parquet")
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
+_CLEARED = re.compile(r"_cleared-([0-9a-f]+)-(\d{1,15})\.json")
 _STAGED_IN_A_NOTE = 20_000
 
 _NO_LEDGER = "there is no ledger: check its URL"
@@ -220,17 +222,29 @@ class ObjectLedger(SegmentLedger):
         data = json.dumps(note).encode() + b"\n"
         self._objects.create(f"_job-{job_id}.json", data)
 
+    def note_cleared(self, job_id: str, note: JobNote) -> None:
+        with contextlib.suppress(FileExistsError):  # by a job that takes this one's claim over
+            self._objects.create(f"_cleared-{job_id}-{note.cleared_ms}.json", self._writer.encode())
+
     def end(self, job_id: str) -> None:
         # The job's note last: while it is there, the next job looks for the other ones.
         self._objects.remove(self._staged_names(job_id))
+        self._objects.remove(
+            name
+            for name in self._objects.names()
+            if (match := _CLEARED.fullmatch(name)) and match[1] == job_id
+        )
         self._objects.remove([f"_job-{job_id}.json"])
 
     def notes(self) -> dict[str, JobNote]:
         notes: dict[str, JobNote] = {}
-        for name in self._objects.names():
+        names = self._objects.names()
+        cleared = {match[1]: int(match[2]) for name in names if (match := _CLEARED.fullmatch(name))}
+        for name in names:
             if match := _JOB.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError, *NO_NOTE):
-                    notes[match[1]] = job_note(self._objects.read(name))
+                    note = job_note(self._objects.read(name))
+                    notes[match[1]] = note._replace(cleared_ms=cleared.get(match[1], 0))
         return notes
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:

@@ -77,7 +77,9 @@ def is_batch(name: str) -> bool:
 def job_note(data: bytes) -> JobNote:
     """Return the note of a job that is JSON. Raises one of ``NO_NOTE``."""
     note = json.loads(data)
-    return JobNote(str(note["folder"]), note.get("sidecars") is True)
+    return JobNote(
+        str(note["folder"]), note.get("sidecars") is True, int(note.get("cleared_ms", 0))
+    )
 
 
 def write_batches(file: BinaryIO, batches: Sequence[Numbered]) -> None:

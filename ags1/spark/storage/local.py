@@ -130,16 +130,29 @@ class LocalStorage:
                 os.rmdir(folder)
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        path = files.mark_path(root, job_id)
+        path, _ = files.mark_paths(root, job_id)
         os.close(files.create(path))
         if durable:
             files.sync([path])
 
     def has_mark(self, job_id: str, root: str) -> bool:
-        return os.path.lexists(files.mark_path(root, job_id))
+        return any(map(os.path.lexists, files.mark_paths(root, job_id)))
+
+    def check_mark(self, attempt: Attempt, *, now: bool) -> None:
+        if attempt.root is not None:
+            files.check_mark(attempt.root, attempt.job_id)
+
+    def end_mark(self, job_id: str, root: str) -> None:
+        mark, ended = files.mark_paths(root, job_id)
+        # In this order, so that ``has_mark`` always knows the folder.
+        with contextlib.suppress(FileExistsError):
+            os.close(files.create(ended))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(mark)
 
     def remove_mark(self, job_id: str, root: str) -> None:
-        files.remove(files.mark_path(root, job_id))
+        for path in files.mark_paths(root, job_id):
+            files.remove(path)
 
     def unit(self, plaintext_size: int) -> int:
         return 1
@@ -175,12 +188,12 @@ class LocalStorage:
         shared = piece.shared
         claim = "" if shared is None else _claim_path(shared, piece.first_block)
         fd = -1
-        if shared is not None and _claims(claim):
+        if shared is not None and _claims(claim, attempt):
             with contextlib.suppress(PermissionError):
                 fd = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
                 path = shared
         if fd < 0:
-            fd = files.create(path)
+            fd = files.stage(path, attempt.root, attempt.job_id)
         try:
             try:
                 yield _LocalOutput(fd, path, begin)
@@ -223,7 +236,7 @@ class LocalStorage:
         results = sorted(results)
         begins = [target_offset(first, seals=staging.seals) for first, _ in results]
         ends = [*begins[1:], target_size(item, seals=staging.seals)]
-        fd = files.create(path)
+        fd = files.stage(path, staging.root, staging.job_id)
         try:
             for begin, end, (_, staged) in zip(begins, ends, results, strict=True):
                 files.copy_range(staged, fd, begin, end - begin)
@@ -342,7 +355,7 @@ def _shared(staging: Staging, item: Item) -> str:
     path = files.staged_path(item.target, staging.job_id, f"shared-{item.number:x}")
     source = local_path(item.source)
     mode = 0 if source is None else stat.S_IMODE(os.stat(source).st_mode) & 0o777
-    fd = files.create(path)
+    fd = files.stage(path, staging.root, staging.job_id)
     try:
         os.fchmod(fd, mode | 0o600)
         os.ftruncate(fd, target_size(item, seals=staging.seals))
@@ -364,9 +377,9 @@ def _mode_of(shared: str, result: tuple[int, str]) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def _claims(path: str) -> bool:
+def _claims(path: str, attempt: Attempt) -> bool:
     try:
-        os.close(files.create(path))
+        os.close(files.stage(path, attempt.root, attempt.job_id))
     except FileExistsError:
         return False
     return True

@@ -28,6 +28,7 @@ from .protocol import (
     SOCKET,
     Entries,
     Found,
+    JobEndedError,
     PassedOver,
     Problem,
     SourceFile,
@@ -42,8 +43,8 @@ _ATTEMPT = re.compile(
 )
 # Listing a folder raises these if it has no files of ours: a job may list the folders that it made.
 NOTHING_THERE = (FileNotFoundError, PermissionError)
-# No attempt has this name.
-_MARK = "root"
+# No attempt has these names.
+_MARK, _ENDED = "root", "ended-root"
 
 
 class Trace(NamedTuple):
@@ -194,12 +195,25 @@ def is_staged(name: str, job_id: str) -> bool:
     """Whether that is the name of a file that an attempt of the job made."""
     begin, end = temporary_name(f"{job_id}-/").split("/")
     is_ours = name.startswith(begin) and name.endswith(end)
-    return is_ours and name != f"{begin}{_MARK}{end}"
+    return is_ours and name not in (f"{begin}{_MARK}{end}", f"{begin}{_ENDED}{end}")
 
 
-def mark_path(root: str, job_id: str) -> str:
-    """Return the path of the empty file by which a job recognises its root."""
-    return staged_path(os.path.join(root, ""), job_id, _MARK)
+def mark_paths(root: str, job_id: str) -> tuple[str, str]:
+    """Return the paths of the empty file by which a job recognises its root, and of the one that
+    takes its place when the job's tasks may not stage anything any more."""
+    inside = os.path.join(root, "")
+    return staged_path(inside, job_id, _MARK), staged_path(inside, job_id, _ENDED)
+
+
+def check_mark(root: str, job_id: str) -> None:
+    """Raise JobEndedError if the mark of a job that may stage files is gone."""
+    try:
+        # On a network file system, this asks the server. What a stat returns may be a minute old.
+        os.close(os.open(mark_paths(root, job_id)[0], os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        raise JobEndedError(root) from None
+    except PermissionError:
+        return  # it is there, and another user's
 
 
 def attempt(path: str, folder: str) -> str:
@@ -253,6 +267,21 @@ def remove(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def stage(path: str, root: str | None, job_id: str) -> int:
+    """Create a staged file of a job whose mark is in ``root``, and return its descriptor. Raises
+    JobEndedError, and leaves no file, if the mark is gone. So each file that is written to was
+    there before the mark was gone, and whoever has removed the mark finds it. Raises OSError."""
+    fd = create(path)
+    try:
+        if root is not None:
+            check_mark(root, job_id)
+    except BaseException:
+        os.close(fd)
+        remove(path)
+        raise
+    return fd
 
 
 def create(path: str) -> int:

@@ -60,6 +60,14 @@ class NothingStagedError(OSError):
     """A row's file can never be published: the staged file is gone, or no job has staged it."""
 
 
+class JobEndedError(Ags1Error):
+    """The mark of a task's job is gone, so nobody wants what the task stages."""
+
+    def __init__(self, root: str) -> None:
+        said = "the job's mark is gone: another job has taken this one over, or somebody removed it"
+        super().__init__(f"{said}; run the job again", file=root)
+
+
 class UnknownOutcomeError(Ags1Error):
     """A file may have its name already, or may still get it. So its row stays pending, with its
     key."""
@@ -99,11 +107,12 @@ class Status(NamedTuple):
 
 class Attempt(NamedTuple):
     """One attempt of a job at a piece. ``name`` is unique; ``number`` counts the attempts at the
-    piece."""
+    piece. ``root`` is the folder that has the job's mark; None if the job leaves none."""
 
     job_id: str
     name: str
     number: int
+    root: str | None = None
 
 
 class Staging(NamedTuple):
@@ -178,14 +187,22 @@ class Storage(Protocol):
         """Remove those of the folders that are empty. Others stay."""
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        """Leave a mark of the job in the folder of its targets, if that may be a mount. Without the
-        mark, nobody could tell an unmounted folder from one whose files are lost."""
+        """Leave a mark of the job in the folder of its targets. Tasks stage files only as long as
+        it is there. If the folder may be a mount, the mark also tells it from an empty one."""
 
     def has_mark(self, job_id: str, root: str) -> bool:
-        """Whether the folder has the mark of the job."""
+        """Whether the folder is the one that the job has marked, also after ``end_mark``."""
+
+    def check_mark(self, attempt: Attempt, *, now: bool) -> None:
+        """Raise JobEndedError if the mark of an attempt's job has ended. Without ``now``, it may
+        have ended a second ago."""
+
+    def end_mark(self, job_id: str, root: str) -> None:
+        """Tell the tasks of a job, which may outlast it, to stage nothing any more. ``clear`` comes
+        after this. What a task stages later, it removes when it looks at the mark."""
 
     def remove_mark(self, job_id: str, root: str) -> None:
-        """Remove a job's mark. A mark that cannot be removed stays."""
+        """Remove all that is left of a job's mark. What cannot be removed stays."""
 
     def unit(self, plaintext_size: int) -> int:
         """Return ``Item.unit``: tasks write ranges of a file that are multiples of so many blocks.

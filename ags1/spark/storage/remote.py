@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from ...atomic import is_temporary, temporary_name
@@ -31,6 +32,7 @@ from .protocol import (
     Check,
     Entries,
     Found,
+    JobEndedError,
     NothingStagedError,
     Output,
     PassedOver,
@@ -59,6 +61,8 @@ _SETTLED_AFTER = 2.0
 _CLOCKS_DIFFER = 60.0
 # A larger number is no time in seconds.
 _LAST_SECOND = 1e11
+# Between two looks at the mark of a job.
+_MARK_SECONDS = 1.0
 # Bytes compared at a time.
 _COMPARED = 8 << 20
 # The keys in fsspec's info of a file whose values change with the file.
@@ -97,11 +101,13 @@ class RemoteSource:
 class _FileOutput:
     fd = -1
 
-    def __init__(self, file: Any, staged: str) -> None:
+    def __init__(self, file: Any, staged: str, check_mark: Callable[[], object]) -> None:
         self._file = file
         self.staged = staged
+        self._check_mark = check_mark
 
     def write(self, data: bytes | memoryview) -> None:
+        self._check_mark()
         with os_errors(self.staged):
             self._file.write(data)
 
@@ -117,6 +123,8 @@ class RemoteStorage:
         # The names of some file systems do not contain the host.
         is_beneath = self.name(f"{host_url}/ags1") == "/ags1"
         self._host_url = host_url if is_beneath else None
+        # The last mark that was there, and when.
+        self._seen_mark = "", 0.0
 
     def is_like(self, other: RemoteStorage) -> bool:
         """Whether that is the same file system, with the same host and settings."""
@@ -261,13 +269,31 @@ class RemoteStorage:
         return
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        return  # a store that cannot be reached raises an error instead
+        self.make_root(_staging_folder(root, job_id))
+        self.write_small(_mark_path(root, job_id), b"ags1\n")
 
     def has_mark(self, job_id: str, root: str) -> bool:
-        return True
+        return True  # a store that cannot be reached raises an error instead
+
+    def check_mark(self, attempt: Attempt, *, now: bool) -> None:
+        if attempt.root is None:
+            return
+        path = _mark_path(attempt.root, attempt.job_id)
+        seen_path, seen = self._seen_mark
+        if not now and path == seen_path and time.monotonic() < seen + _MARK_SECONDS:
+            return
+        began = time.monotonic()
+        if self._status_or_none(path) is None:
+            raise JobEndedError(attempt.root)
+        self._seen_mark = path, began
+
+    def end_mark(self, job_id: str, root: str) -> None:
+        path = _mark_path(root, job_id)
+        with contextlib.suppress(FileNotFoundError), os_errors(path):
+            self.fs.rm_file(self.name(path))
 
     def remove_mark(self, job_id: str, root: str) -> None:
-        return
+        return  # it was in the folder of the staged files
 
     def unit(self, plaintext_size: int) -> int:
         return 0
@@ -288,7 +314,7 @@ class RemoteStorage:
         path = f"{piece.shared}/{attempt.name}"
         try:
             with os_errors(path), self.fs.open(self.name(path), "wb") as file:
-                yield _FileOutput(file, path)
+                yield _FileOutput(file, path, partial(self.check_mark, attempt, now=False))
         except BaseException:
             self.remove(path)
             raise
@@ -496,6 +522,10 @@ def _is_wanted(file: SourceFile, closed: tuple[str, ...]) -> bool:
     if file.path.startswith(closed):
         return False
     return "/.ags1-" not in file.path or not any(map(is_temporary, file.path.split("/")))
+
+
+def _mark_path(root: str, job_id: str) -> str:
+    return f"{_staging_folder(root, job_id)}/root"
 
 
 def _staging_folder(root: str, job_id: str) -> str:

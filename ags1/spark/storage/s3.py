@@ -192,6 +192,17 @@ class S3Storage(RemoteStorage):
         bucket, key = self._parted(root)
         self.call("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
 
+    # S3 takes no part of an upload that ``clear`` has aborted.
+
+    def mark(self, job_id: str, root: str, *, durable: bool) -> None:
+        return
+
+    def check_mark(self, attempt: Attempt, *, now: bool) -> None:
+        return
+
+    def end_mark(self, job_id: str, root: str) -> None:
+        return
+
     def unit(self, plaintext_size: int) -> int:
         blocks = layout.block_count(plaintext_size, BLOCK_SIZE)
         return max(_PART_BLOCKS, -(-blocks // (_MAX_PARTS // _ATTEMPTS)))

@@ -22,15 +22,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from data_files import files_in, metadata_of, new_manager, parquet_file, read_parquet, write
+from data_files import (
+    NESTED,
+    files_in,
+    metadata_of,
+    new_manager,
+    parquet_file,
+    read_avro,
+    read_parquet,
+    without_offsets,
+    write,
+)
 from iceberg_tables import open_fixture
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import (
     PyArrowFileIO,
     UnsupportedPyArrowTypeException,
+    _pyarrow_to_schema_without_ids,
     schema_to_pyarrow,
 )
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -173,6 +184,28 @@ def test_every_form_of_arrow_data_is_taken(tmp_path: Path, form: str) -> None:
     }[form]
     (record,) = write(metadata_of(tmp_path, COLUMNS), given)
     assert read_parquet(record).equals(data)
+
+
+@pytest.mark.parametrize("kind", NESTED, ids=str)
+@pytest.mark.parametrize("form", ["table", "batch", "reader", "partitioned", "avro"])
+def test_empty_lists_whose_items_have_no_offsets(
+    tmp_path: Path, kind: pa.DataType, form: str
+) -> None:
+    """As Spark sends them, and as Arrow's IPC reads them."""
+    data = without_offsets(kind)
+    fields = [{"source-id": 1, "transform": "identity", "name": "id"}]
+    metadata = metadata_of(
+        tmp_path,
+        assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(data.schema)),
+        fields=fields if form == "partitioned" else (),
+        properties={"write.format.default": "avro" if form == "avro" else "parquet"},
+    )
+    given: Any = {"batch": data.to_batches(), "reader": data.to_reader()}.get(form, data)
+    (record,) = write(metadata, given)
+    if form == "avro":
+        assert read_avro(record)[1] == [{"id": 1, "a": []}]
+    else:
+        assert read_parquet(record).to_pylist() == [{"id": 1, "a": []}]
 
 
 @pytest.mark.parametrize("data", [None, 5, "rows", {"id": [1]}, [{"id": 1}], [rows(1)]])
