@@ -33,8 +33,10 @@ cdef extern from * nogil:
         return 1;
     }
 
-    /* The number is in a page that the kernel zeroes in every child, however the child was made. A
-       process ID is not enough: in another PID namespace, a child can have its parent's ID. */
+    /* The number is in a page that is zeroed in every child. The kernel does it, however the child
+       was made. A handler does it too, because qemu's user mode and old kernels say that they will,
+       and do not. A process ID is not enough: in another PID namespace, a child can have its
+       parent's ID. */
     static uint64_t *process_page;
 
     static void forget_process_number(void) {
@@ -49,8 +51,7 @@ cdef extern from * nogil:
             return -1;
         process_page = (uint64_t *)page;
     #ifdef MADV_WIPEONFORK
-        if (madvise(page, size, MADV_WIPEONFORK) == 0)
-            return 0;
+        (void)madvise(page, size, MADV_WIPEONFORK);
     #endif
         errno = pthread_atfork(NULL, NULL, forget_process_number);
         return errno ? -1 : 0;
