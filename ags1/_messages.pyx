@@ -479,7 +479,7 @@ def seal(key, data, aad=b""):
             context = message_context(key)
             with nogil:
                 ok = draw(nonce, NONCE_SIZE) and seal_message(
-                    context.ctx, <const unsigned char *>extra.buf, extra.len, nonce,
+                    context, <const unsigned char *>extra.buf, extra.len, nonce,
                     <const unsigned char *>text.buf, text.len, at,
                 )
                 free_context(context)
