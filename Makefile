@@ -27,7 +27,7 @@ ARCHIVED := $(SHORT_LIVED) -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
-	bench-peers docs lint wheel debug sanitize clean
+	bench-peers docs lint wheel debug sanitize fips clean
 
 dev: native $(VENV)/.with-test
 
@@ -156,6 +156,17 @@ debug sanitize: dev
 	@cd build/$@ && AGS1_BUILD=$@ $(NATIVE)
 	cd build/$@ && AGS1_BUILD=$@ PYTHONPATH="$(CURDIR)/build/$@" $(CHECKED) \
 		$(PYTEST) $(TESTS)
+
+# On an OpenSSL with its FIPS provider, which is built once (two minutes).
+fips: dev
+	@rm -rf build/$@/ags1 build/$@/tests && mkdir -p build/$@
+	@tar -cf - --exclude='*.so' --exclude=__pycache__ ags1 bench docs include tests setup.py \
+		build_openssl.py pyproject.toml | tar -xf - -C build/$@
+	@echo "== building OpenSSL's FIPS provider, and the extensions in build/$@"
+	@prefix="$$($(BIN)/python tests/fips/build.py 2>build/$@/openssl.log)" \
+		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
+	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
+		$(PYTEST) $(TESTS) tests/format tests/keys
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,9 +10,10 @@ cdef enum:
 
 
 # One caller's share of a key: an EVP context that keeps the key schedule, and the AAD with room for
-# the block number.
+# the block number. ``key`` is used only with the FIPS provider.
 cdef struct GcmContext:
     EVP_CIPHER_CTX *ctx
+    unsigned char key[32]
     int key_size
     size_t prefix_size
     unsigned char *aad
@@ -46,7 +47,7 @@ cdef GcmContext *keyed_context(
 ) noexcept nogil
 cdef void free_context(GcmContext *context) noexcept nogil
 cdef int seal_message(
-    EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t aad_size,
+    GcmContext *context, const unsigned char *aad, size_t aad_size,
     const unsigned char *nonce, const unsigned char *text, size_t size, unsigned char *slot,
 ) noexcept nogil
 cdef int open_message(

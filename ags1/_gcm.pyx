@@ -16,7 +16,8 @@ is copied first. This module knows nothing of files or of Iceberg.
 Nonces are random and have 96 bits (NIST SP 800-38D, 8.2.2); a key has at most 2**32 of them. The
 kernel draws nonces and keys anew for each call, because a generator in user space repeats itself
 when a process or a virtual machine is cloned. If OpenSSL's FIPS provider is the default, its
-generator draws them, and gets fresh bytes from the kernel as additional input.
+generator draws them. Keys get fresh bytes from the kernel as additional input. The provider draws
+each nonce itself, because it approves of no other encryption.
 
 A failed call zeroes its whole output range before it raises. Until a call returns, its output may
 hold bytes that are not verified yet, so no other thread may read it. Our C copies of the key (here
@@ -35,19 +36,25 @@ from libc.string cimport memcpy, memset
 from ags1._buffers cimport is_private, overlap, take_input, take_output
 from ags1.layout cimport BLOCK_OVERHEAD, NONCE_SIZE, TAG_SIZE, put_int32
 from atomics cimport atomic_add, atomic_put, atomic_take
-from kernel cimport current_process_number, kernel_random, start_process_number
+from kernel cimport (
+    current_process_number, guard_generator, is_unseen_child, kernel_random, lock_generator,
+    start_process_number, unlock_generator,
+)
 from openssl.crypto cimport (
     OPENSSL_INIT_LOAD_CONFIG, OPENSSL_INIT_NO_ATEXIT, OPENSSL_VERSION, OPENSSL_cleanse,
     OPENSSL_init_crypto, OpenSSL_version,
 )
 from openssl.err cimport ERR_clear_error, ERR_error_string_n, ERR_get_error
 from openssl.evp cimport (
-    EVP_CIPHER, EVP_CIPHER_CTX_ctrl, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_new, EVP_CIPHER_fetch,
+    EVP_CIPHER, EVP_CIPHER_CTX_ctrl, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_get_original_iv,
+    EVP_CIPHER_CTX_get_params, EVP_CIPHER_CTX_new, EVP_CIPHER_CTX_reset, EVP_CIPHER_fetch,
     EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG, EVP_DecryptFinal_ex, EVP_DecryptInit_ex2,
     EVP_DecryptUpdate, EVP_EncryptFinal_ex, EVP_EncryptInit_ex2, EVP_EncryptUpdate,
     EVP_RAND_CTX, EVP_RAND_generate, EVP_default_properties_is_fips_enabled,
 )
+from openssl.params cimport OSSL_PARAM_construct_end, OSSL_PARAM_construct_uint
 from openssl.rand cimport RAND_get0_private
+from openssl.types cimport OSSL_PARAM
 
 from .errors import Ags1Error, AuthenticationError, KeyMetadataError, KeyReuseError
 from .layout import MAX_BLOCK_COUNT as _MAX_BLOCK_COUNT
@@ -79,11 +86,15 @@ cdef int draw(unsigned char *out, size_t size) noexcept nogil:
     cdef unsigned char fresh[32]
     if not fips:
         return kernel_random(out, size)
+    if not kernel_random(fresh, sizeof(fresh)):
+        return 0
+    lock_generator()
     cdef EVP_RAND_CTX *generator = RAND_get0_private(NULL)
     # NULL if the provider is in its error state.
-    cdef int ok = generator != NULL and kernel_random(fresh, sizeof(fresh)) and EVP_RAND_generate(
+    cdef int ok = generator != NULL and EVP_RAND_generate(
         generator, out, size, 0, 0, fresh, sizeof(fresh)
     ) == 1
+    unlock_generator()
     OPENSSL_cleanse(fresh, sizeof(fresh))
     return ok
 
@@ -109,22 +120,40 @@ def process_number():
     return current_process_number()
 
 
+cdef bint in_unseen_child() noexcept:
+    lock_generator()
+    cdef bint unseen = is_unseen_child()
+    unlock_generator()
+    return unseen
+
+
 # ---- one block --------------------------------------------------------------------------------
 
 cdef int seal_message(
-    EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t aad_size,
+    GcmContext *context, const unsigned char *aad, size_t aad_size,
     const unsigned char *nonce, const unsigned char *text, size_t size, unsigned char *slot,
 ) noexcept nogil:
     # Returns 1, or 0 if libcrypto fails. OpenSSL gets the nonce from our memory and not from the
     # slot: if others can write to the slot, they could make two blocks use one nonce.
+    if fips:
+        return seal_fips_message(context, aad, aad_size, text, size, slot)
+    if EVP_EncryptInit_ex2(context.ctx, NULL, NULL, nonce, NULL) != 1:
+        return 0
+    memcpy(slot, nonce, NONCE_SIZE)
+    return seal_aad(context.ctx, aad, aad_size) and seal_text(context.ctx, text, size, slot)
+
+
+cdef int seal_aad(EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t size) noexcept nogil:
+    cdef int n
+    return not size or EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>size) == 1
+
+
+cdef int seal_text(
+    EVP_CIPHER_CTX *ctx, const unsigned char *text, size_t size, unsigned char *slot
+) noexcept nogil:
     cdef int n
     cdef size_t done = 0, piece
     cdef unsigned char *sealed = slot + NONCE_SIZE
-    if EVP_EncryptInit_ex2(ctx, NULL, NULL, nonce, NULL) != 1:
-        return 0
-    memcpy(slot, nonce, NONCE_SIZE)
-    if aad_size and EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>aad_size) != 1:
-        return 0
     while done < size:
         piece = min(size - done, <size_t>PIECE_SIZE)
         if EVP_EncryptUpdate(ctx, sealed + done, &n, text + done, <int>piece) != 1:
@@ -133,6 +162,34 @@ cdef int seal_message(
     if EVP_EncryptFinal_ex(ctx, sealed + size, &n) != 1:
         return 0
     return EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_AEAD_GET_TAG, TAG_SIZE, sealed + size) == 1
+
+
+cdef int seal_fips_message(
+    GcmContext *context, const unsigned char *aad, size_t aad_size, const unsigned char *text,
+    size_t size, unsigned char *slot,
+) noexcept nogil:
+    # The provider approves of a message only if it draws the nonce. It does so at the first byte of
+    # AAD or text, and only in a new context.
+    cdef EVP_CIPHER_CTX *ctx = context.ctx
+    cdef unsigned int approved = 1
+    cdef OSSL_PARAM asked[2]
+    if EVP_CIPHER_CTX_reset(ctx) != 1 or EVP_EncryptInit_ex2(
+        ctx, cipher_of(context.key_size), context.key, NULL, NULL
+    ) != 1:
+        return 0
+    lock_generator()
+    cdef bint ok = not is_unseen_child() and (
+        seal_aad(ctx, aad, aad_size) if aad_size else seal_text(ctx, text, size, slot)
+    )
+    unlock_generator()
+    if not ok or (aad_size and not seal_text(ctx, text, size, slot)):
+        return 0
+    # Before OpenSSL 3.4, the provider leaves `approved` as it is.
+    asked[0] = OSSL_PARAM_construct_uint(b"iv-generated", &approved)
+    asked[1] = OSSL_PARAM_construct_end()
+    return EVP_CIPHER_CTX_get_params(ctx, asked) == 1 and approved == 1 and (
+        EVP_CIPHER_CTX_get_original_iv(ctx, slot, NONCE_SIZE) == 1
+    )
 
 
 cdef int open_message(
@@ -192,7 +249,7 @@ cdef Py_ssize_t seal_run(
         size = min(text_size - i * block_size, block_size)
         put_int32(context.aad + context.prefix_size, first_block + <uint32_t>i)
         if not seal_message(
-            context.ctx, context.aad, context.prefix_size + 4, nonce, text, size, slot
+            context, context.aad, context.prefix_size + 4, nonce, text, size, slot
         ):
             break
         nonce += NONCE_SIZE
@@ -244,6 +301,11 @@ cdef object libcrypto_error(str what):
         ERR_error_string_n(code, text, sizeof(text))
         what = f"{what}: {text.decode('utf-8', 'replace')}"
     ERR_clear_error()
+    if fips and in_unseen_child():
+        what += (
+            "; this process is a copy of another with the same process ID, so OpenSSL's FIPS "
+            "provider would draw the same nonces as that one"
+        )
     return Ags1Error(what)
 
 
@@ -291,6 +353,10 @@ cdef int check_key_size(Py_ssize_t key_size) except -1:
     return 0
 
 
+cdef EVP_CIPHER *cipher_of(int key_size) noexcept nogil:
+    return aes_128_gcm if key_size == 16 else aes_192_gcm if key_size == 24 else aes_256_gcm
+
+
 cdef GcmContext *new_context(const unsigned char *key, int key_size, bytes aad_prefix) except NULL:
     check_key_size(key_size)
     if len(aad_prefix) > INT_MAX - 4:
@@ -321,10 +387,10 @@ cdef GcmContext *keyed_context(
         context.prefix_size = prefix_size
         context.aad = <unsigned char *>(context + 1)
         context.ctx = EVP_CIPHER_CTX_new()
-        cipher = (
-            aes_128_gcm if key_size == 16 else aes_192_gcm if key_size == 24 else aes_256_gcm
-        )
+        cipher = cipher_of(key_size)
     memcpy(context.aad, aad_prefix, prefix_size)
+    if fips:
+        memcpy(context.key, key, key_size)
     if context.ctx == NULL or EVP_EncryptInit_ex2(context.ctx, cipher, key, NULL, NULL) != 1:
         free_context(context)
         return NULL
@@ -335,6 +401,8 @@ cdef void free_context(GcmContext *context) noexcept nogil:
     if context != NULL:
         # This wipes the key schedule.
         EVP_CIPHER_CTX_free(context.ctx)
+        if fips:
+            OPENSSL_cleanse(context.key, sizeof(context.key))
         free(context)
 
 
@@ -612,7 +680,7 @@ cdef int start() except -1:
     if aes_128_gcm == NULL or aes_192_gcm == NULL or aes_256_gcm == NULL:
         raise libcrypto_error("OpenSSL's configuration offers no AES-GCM")
     fips = EVP_default_properties_is_fips_enabled(NULL) == 1
-    if start_process_number():
+    if start_process_number() or (fips and guard_generator()):
         raise MemoryError
     return 0
 

@@ -14,7 +14,8 @@ def seal_stream(
     key_size: int,
     block_size: int,
     reuse_key: bool,
-) -> tuple[Any, KeyMetadata]: ...
+    kind: type[Any] = ...,
+) -> Any: ...
 def open_stream(
     sealed: Buffer, out: object, km: KeyMetadata, block_size: int | None, max_block_size: int
 ) -> Any: ...
@@ -27,7 +28,7 @@ class MessageBatch:
 
 class SealBatch(MessageBatch):
     def __init__(
-        self, messages: list[Buffer], threads: int, key_size: int, make: Callable[[Any], Any]
+        self, messages: list[Buffer], threads: int, key_size: int, kind: type[tuple[Any, ...]]
     ) -> None: ...
 
 class OpenBatch(MessageBatch):

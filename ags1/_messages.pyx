@@ -4,8 +4,8 @@
 A small message takes little time for AES, and more for all that is around it. So everything that a
 message needs is done here, between two buffers. Knows nothing of files.
 
-How many messages go through two threads (``MessageBatch``). A share is prepared with the GIL (make
-objects, take buffers) and encrypted without it, while the other thread prepares the next share::
+How many messages go through two threads (``MessageBatch``). A share is prepared with the GIL (take
+buffers, make objects) and encrypted without it, while the other thread prepares the next share::
 
     messages    | share 1 | share 2 | share 3 | share 4 | ...
     thread A     prepare   encrypt   prepare   encrypt
@@ -28,8 +28,10 @@ from ags1._gcm cimport (
     libcrypto_error, new_context, open_message, open_run, run_blocks, seal_message, seal_run,
     unauthentic, wipe,
 )
+from ags1._key_metadata cimport new_key_metadata
 from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE, get_int32, put_int32
 from atomics cimport atomic_add
+from heap cimport reserve
 
 from .errors import AuthenticationError
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, claim_key
@@ -37,6 +39,24 @@ from .key_metadata import KeyMetadata
 from .layout import DEFAULT_BLOCK_SIZE as _DEFAULT_BLOCK_SIZE
 from .layout import MAX_BLOCK_SIZE
 from .layout import check_block_size
+
+cdef extern from *:
+    """
+    /* A tuple of a class without more fields. Neither item can be part of a cycle, so the garbage
+       collector does not have to look at the tuple. */
+    static PyObject *ags1_new_pair(PyObject *kind, PyObject *first, PyObject *second) {
+        PyObject *pair = ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, 2);
+        if (pair == NULL)
+            return NULL;
+        Py_INCREF(first);
+        Py_INCREF(second);
+        PyTuple_SET_ITEM(pair, 0, first);
+        PyTuple_SET_ITEM(pair, 1, second);
+        PyObject_GC_UnTrack(pair);
+        return pair;
+    }
+    """
+    object ags1_new_pair(object kind, object first, object second)
 
 # Given instead of an output buffer: make a new bytes object.
 NEW_BYTES = object()
@@ -52,14 +72,17 @@ cdef enum:
     GIL_WORTHWHILE = 16 << 10
     # The most messages that are prepared with the GIL before they are encrypted without it.
     MAX_SHARE = 256
+    # Memory for results is reserved in pieces of this size. For fewer bytes, it is not worth it.
+    RESERVE_SIZE = 16 << 20
+    LEAST_RESERVE_SIZE = 4 << 20
 
 
 # ---- a whole file ------------------------------------------------------------------------------
 
-def seal_stream(plaintext, out, km, Py_ssize_t key_size, block_size, bint reuse_key):
-    """Seal ``plaintext`` as a whole AGS1 file into ``out``, a buffer or NEW_BYTES. Returns the new
-    ``bytes`` (or the number of bytes written to ``out``) and the key metadata. Makes a key and
-    raises as ``encrypt`` and ``encrypt_into`` do."""
+def seal_stream(plaintext, out, km, Py_ssize_t key_size, block_size, bint reuse_key, kind=tuple):
+    """Seal ``plaintext`` as a whole AGS1 file into ``out``, a buffer or NEW_BYTES. Returns a pair
+    of the class ``kind``: the new ``bytes`` (or the number of bytes written to ``out``) and the key
+    metadata. Makes a key and raises as ``encrypt`` and ``encrypt_into`` do."""
     cdef Py_buffer src, dst
     cdef Py_ssize_t size
     cdef size_t full = check_block_size(PyNumber_Index(block_size))
@@ -70,7 +93,7 @@ def seal_stream(plaintext, out, km, Py_ssize_t key_size, block_size, bint reuse_
             sealed = new_object(size)
             km = seal_into(&src, <unsigned char *>PyBytes_AS_STRING(sealed), km, key_size, full,
                            reuse_key, size)
-            return sealed, km
+            return ags1_new_pair(kind, sealed, km)
         take_output(out, &dst)
         try:
             check_pair(&src, &dst, size, False)
@@ -116,7 +139,7 @@ cdef seal_into(Py_buffer *src, unsigned char *at, km, Py_ssize_t key_size, size_
         wipe(at, HEADER_SIZE)
         raise libcrypto_error("OpenSSL could not encrypt")
     put_header(at, block_size)
-    return KeyMetadata.unchecked(key, aad_prefix, size)
+    return new_key_metadata(KeyMetadata, key, aad_prefix, size)
 
 
 cdef void put_header(unsigned char *at, size_t block_size) noexcept nogil:
@@ -211,6 +234,7 @@ cdef struct Message:
     const unsigned char *nonce  # of the first block
     size_t block_size
     size_t text_size
+    Py_ssize_t result_size  # -1 if `open_one` makes the result
     unsigned char *out  # NULL if nothing is left to do
     Py_ssize_t failed_block
 
@@ -223,6 +247,28 @@ cdef void set_key(Message *message, bytes key, bytes aad_prefix) noexcept:
     message.aad_prefix_size = len(aad_prefix)
 
 
+cdef class Reserve:
+    """The memory for one thread's next results (see ``heap.pxd``)."""
+
+    cdef void *_pin
+    cdef Py_ssize_t _left
+
+    def __dealloc__(self):
+        free(self._pin)
+
+    cdef void want(self, Py_ssize_t size, Py_ssize_t more) noexcept:
+        """The thread now makes results of ``size`` bytes, and perhaps ``more`` in all."""
+        cdef Py_ssize_t wanted = max(size, min(more, <Py_ssize_t>RESERVE_SIZE))
+        cdef void *pin
+        if size > self._left and wanted >= LEAST_RESERVE_SIZE:
+            with nogil:
+                pin = reserve(wanted)
+                free(self._pin)
+            self._pin = pin
+            self._left = wanted
+        self._left -= size
+
+
 cdef class MessageBatch:
     """The messages of one call. Any number of threads may call ``work`` at once."""
 
@@ -231,12 +277,14 @@ cdef class MessageBatch:
     cdef list _messages
     cdef uint64_t _next
     cdef Py_ssize_t _end
+    cdef Py_ssize_t _threads
     cdef Py_ssize_t _share_size  # in messages
     cdef Py_ssize_t _fresh_size  # random bytes that one message needs
 
     def __init__(self, list messages, Py_ssize_t threads):
         self._messages = messages
         self._end = len(messages)
+        self._threads = threads
         self.results = [None] * self._end
         self._share_size = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
 
@@ -251,6 +299,7 @@ cdef class MessageBatch:
         cdef Py_ssize_t first, fresh_size = self._share_size * self._fresh_size
         cdef Message *share = <Message *>calloc(self._share_size, sizeof(Message))
         cdef unsigned char *fresh = <unsigned char *>malloc(fresh_size + 1)
+        cdef Reserve heap = Reserve()
         try:
             if share == NULL or fresh == NULL:
                 raise MemoryError
@@ -261,7 +310,7 @@ cdef class MessageBatch:
                 if first >= self._end:
                     break
                 self.work_on(
-                    share, fresh, first, min(self._share_size, len(self._messages) - first)
+                    share, fresh, first, min(self._share_size, len(self._messages) - first), heap
                 )
         finally:
             if fresh != NULL:
@@ -269,8 +318,9 @@ cdef class MessageBatch:
             free(fresh)
             free(share)
 
-    cdef work_on(self, Message *share, unsigned char *fresh, Py_ssize_t first, Py_ssize_t count):
-        cdef Py_ssize_t i, failed, prepared = 0, done = 0
+    cdef work_on(self, Message *share, unsigned char *fresh, Py_ssize_t first, Py_ssize_t count,
+                 Reserve heap):
+        cdef Py_ssize_t i, size = 0, failed, taken = 0, prepared = 0, done = 0
         cdef bint drawn
         # Keeps alive what the messages point to.
         cdef list held = []
@@ -280,7 +330,14 @@ cdef class MessageBatch:
                     drawn = draw(fresh, count * self._fresh_size)
                 if not drawn:
                     raise libcrypto_error("the random generator failed")
-                while prepared < count:
+                while taken < count:
+                    size += self.take(share + taken, first + taken)
+                    taken += 1
+            except Exception as error:
+                self.fail(first + taken, error)
+            try:
+                heap.want(size, size // max(taken, 1) * ((self._end - first) // self._threads))
+                while prepared < taken:
                     self.prepare(
                         share + prepared, fresh + prepared * self._fresh_size, first + prepared,
                         held,
@@ -310,8 +367,12 @@ cdef class MessageBatch:
                 self.failure = number, error
             self._end = min(self._end, number)
 
+    cdef Py_ssize_t take(self, Message *message, Py_ssize_t number) except -1:
+        """Take the buffer of the message of that number, and return its result's size (bytes)."""
+        raise NotImplementedError
+
     cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
-        """Fill in ``message``, the one of that number, and make its result."""
+        """Fill in the rest of ``message``, and make its result."""
         raise NotImplementedError
 
     cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
@@ -324,27 +385,31 @@ cdef class MessageBatch:
 
 
 cdef class SealBatch(MessageBatch):
-    """Seals each message as a file under a fresh key. ``make((file, key metadata))`` returns the
-    result for a message."""
+    """Seals each message as a file under a fresh key. A result is a ``kind``, a class of pairs
+    (file, key metadata)."""
 
     cdef int _key_size
-    cdef object _make
+    cdef object _kind
 
-    def __init__(self, list messages, Py_ssize_t threads, Py_ssize_t key_size, make):
+    def __init__(self, list messages, Py_ssize_t threads, Py_ssize_t key_size, kind):
         MessageBatch.__init__(self, messages, threads)
         check_key_size(key_size)
         self._key_size = key_size
-        self._make = make
+        self._kind = kind
         self._fresh_size = key_size + AAD_PREFIX_SIZE + NONCE_SIZE
 
-    cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
+    cdef Py_ssize_t take(self, Message *message, Py_ssize_t number) except -1:
         take_input(self._messages[number], &message.view)
         message.is_taken = True
         message.text_size = message.view.len
         message.block_size = DEFAULT_BLOCK_SIZE
-        cdef Py_ssize_t size = HEADER_SIZE + message.view.len + BLOCK_OVERHEAD * run_blocks(
+        message.result_size = HEADER_SIZE + message.view.len + BLOCK_OVERHEAD * run_blocks(
             DEFAULT_BLOCK_SIZE, message.view.len, 0
         )
+        return message.result_size
+
+    cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
+        cdef Py_ssize_t size = message.result_size
         cdef bytes sealed = new_object(size)
         cdef bytes key = PyBytes_FromStringAndSize(<char *>fresh, self._key_size)
         fresh += self._key_size
@@ -353,7 +418,9 @@ cdef class SealBatch(MessageBatch):
         set_key(message, key, aad_prefix)
         message.nonce = fresh + AAD_PREFIX_SIZE
         # This keeps alive the objects that the message points to.
-        self.results[number] = self._make((sealed, KeyMetadata.unchecked(key, aad_prefix, size)))
+        self.results[number] = ags1_new_pair(
+            self._kind, sealed, new_key_metadata(KeyMetadata, key, aad_prefix, size)
+        )
 
     cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
         cdef GcmContext *context = NULL
@@ -386,29 +453,36 @@ cdef class OpenBatch(MessageBatch):
         MessageBatch.__init__(self, messages, threads)
         self._open_one = open_one
 
-    cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
-        cdef bytes key, aad_prefix, plaintext
-        cdef Py_ssize_t size = -1
+    cdef Py_ssize_t take(self, Message *message, Py_ssize_t number) except -1:
         try:
             sealed, km = self._messages[number]
         except (TypeError, ValueError) as error:
             if type(error) not in (TypeError, ValueError):
                 raise
             raise TypeError("expected a pair (data, key_metadata)") from None
-        message.out = NULL
+        message.result_size = -1
         if isinstance(km, KeyMetadata) and km._file_length is not None:
             take_input(sealed, &message.view)
             message.is_taken = True
+            message.is_shared = not is_private(sealed)
             if message.view.len == km._file_length:
-                size = stated_sizes(&message.view, MAX_STATED_BLOCK_SIZE, &message.block_size)
-        if size < 0:
+                message.result_size = stated_sizes(
+                    &message.view, MAX_STATED_BLOCK_SIZE, &message.block_size
+                )
+        return max(message.result_size, 0)
+
+    cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
+        cdef bytes key, aad_prefix, plaintext
+        sealed, km = self._messages[number]
+        message.out = NULL
+        if message.result_size < 0:
             self.results[number] = self._open_one(sealed, km)
             return
-        key, aad_prefix, plaintext = km._encryption_key, km._aad_prefix or b"", new_object(size)
+        key, aad_prefix = km._encryption_key, km._aad_prefix or b""
+        plaintext = new_object(message.result_size)
         check_key_size(len(key))
         held.append((key, aad_prefix, plaintext))
-        message.text_size = size
-        message.is_shared = not is_private(sealed)
+        message.text_size = message.result_size
         set_key(message, key, aad_prefix)
         message.out = <unsigned char *>PyBytes_AS_STRING(plaintext)
         self.results[number] = plaintext
@@ -479,7 +553,7 @@ def seal(key, data, aad=b""):
             context = message_context(key)
             with nogil:
                 ok = draw(nonce, NONCE_SIZE) and seal_message(
-                    context.ctx, <const unsigned char *>extra.buf, extra.len, nonce,
+                    context, <const unsigned char *>extra.buf, extra.len, nonce,
                     <const unsigned char *>text.buf, text.len, at,
                 )
                 free_context(context)

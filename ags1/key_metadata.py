@@ -16,14 +16,14 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ._gcm import process_number, random_bytes
+from ._gcm import random_bytes
+from ._key_metadata import KeyMetadataFields
 from .errors import KeyMetadataError
 
 KEY_SIZES = (16, 24, 32)
 AAD_PREFIX_SIZE = 16
 MAX_AAD_PREFIX_SIZE = 1 << 16
 _VERSION = b"\x01"
-_NO_TICKET: list[None] = []
 _SCHEMA = {
     "type": "record",
     "name": "StandardKeyMetadata",
@@ -35,7 +35,7 @@ _SCHEMA = {
 }
 
 
-class KeyMetadata:
+class KeyMetadata(KeyMetadataFields):
     """The key metadata of one file, with its plaintext key, which is never printed. It is immutable
     and compared by value.
 
@@ -44,25 +44,20 @@ class KeyMetadata:
     file's size in bytes, or None if it is not known yet. Raises KeyMetadataError for other values.
     """
 
-    __slots__ = ("_aad_prefix", "_encryption_key", "_file_length", "_process", "_ticket")
+    __slots__ = ()
 
     def __init__(
         self, encryption_key: bytes, aad_prefix: bytes | None = None, file_length: int | None = None
     ) -> None:
-        self._encryption_key = bytes(memoryview(encryption_key))
-        if len(self._encryption_key) not in KEY_SIZES:
+        key = bytes(memoryview(encryption_key))
+        if len(key) not in KEY_SIZES:
+            raise KeyMetadataError(f"an AES key has 16, 24 or 32 bytes, not {len(key)}")
+        prefix = None if aad_prefix is None else bytes(memoryview(aad_prefix))
+        if prefix is not None and len(prefix) > MAX_AAD_PREFIX_SIZE:
             raise KeyMetadataError(
-                f"an AES key has 16, 24 or 32 bytes, not {len(self._encryption_key)}"
+                f"an AAD prefix of {len(prefix)} bytes is above the limit of {MAX_AAD_PREFIX_SIZE}"
             )
-        self._aad_prefix = None if aad_prefix is None else bytes(memoryview(aad_prefix))
-        if self._aad_prefix is not None and len(self._aad_prefix) > MAX_AAD_PREFIX_SIZE:
-            raise KeyMetadataError(
-                f"an AAD prefix of {len(self._aad_prefix)} bytes is above the limit of "
-                f"{MAX_AAD_PREFIX_SIZE}"
-            )
-        self._file_length = None if file_length is None else _checked_length(file_length)
-        self._ticket = [None]
-        self._process = process_number()
+        self._fill(key, prefix, None if file_length is None else _checked_length(file_length))
 
     @classmethod
     def unchecked(
@@ -71,13 +66,7 @@ class KeyMetadata:
         """Return key metadata of values that are known to be right. The constructor's checks take a
         noticeable part of a small message's time."""
         metadata = cls.__new__(cls)
-        metadata._encryption_key = encryption_key
-        metadata._aad_prefix = aad_prefix
-        metadata._file_length = file_length
-        # With a length, the key counts as used: there is no ticket for ``claim``, and 0 is the
-        # number of no process.
-        metadata._ticket = _NO_TICKET if file_length is not None else [None]
-        metadata._process = 0 if file_length is not None else process_number()
+        metadata._fill(encryption_key, aad_prefix, file_length)
         return metadata
 
     @property
@@ -108,22 +97,6 @@ class KeyMetadata:
         return KeyMetadata.unchecked(
             self._encryption_key, self._aad_prefix, _checked_length(file_length)
         )
-
-    @property
-    def used(self) -> bool:
-        """Whether the key may have encrypted a file already, as far as this object can know: it has
-        a file length, a writer took it, or it was made before a fork (the parent has it too)."""
-        taken = self._file_length is not None or not self._ticket
-        return taken or self._process != process_number()
-
-    def claim(self) -> bool:
-        """Mark the key as used; a writer does so before its first block. Return whether this call
-        was the first, even if several threads try."""
-        try:
-            self._ticket.pop()
-        except IndexError:
-            return False
-        return True
 
     def to_bytes(self) -> bytes:
         """Return Java's ``StandardKeyMetadata`` bytes. They contain the plaintext key: wrap them

@@ -3,6 +3,7 @@ Knows nothing of files."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -31,8 +32,10 @@ class Sealed(NamedTuple):
         return f"Sealed(data=<{len(self.data)} bytes>, key_metadata={self.key_metadata!r})"
 
 
-# Makes a Sealed of the tuple (data, key metadata). ``Sealed(...)`` takes three times as long.
-_sealed: Callable[[tuple[bytes, KeyMetadata]], Sealed] = partial(tuple.__new__, Sealed)
+# Messages smaller than this take more time with the GIL than without it, so that a second thread
+# slows the first one down.
+_THREADS_WORTHWHILE = 2048
+_SAMPLE = 16
 
 
 def encrypt(
@@ -52,10 +55,13 @@ def encrypt(
     ``block_size`` (bytes). If a call fails because of its arguments, it does not use up ``km``.
     """
     if threads == 1:
-        return _sealed(seal_stream(data, NEW_BYTES, km, key_size, block_size, reuse_key))
+        sealed: Sealed = seal_stream(
+            data, NEW_BYTES, km, key_size, block_size, reuse_key, kind=Sealed
+        )
+        return sealed
     text = flat(data)
-    sealed, out = new_bytes(layout.encrypted_size(text.nbytes, block_size))
-    return Sealed(sealed, _encrypt(text, out, km, key_size, block_size, threads, reuse_key))
+    stream, out = new_bytes(layout.encrypted_size(text.nbytes, block_size))
+    return Sealed(stream, _encrypt(text, out, km, key_size, block_size, threads, reuse_key))
 
 
 def encrypt_into(
@@ -77,7 +83,9 @@ def encrypt_into(
     ``data``.
     """
     if threads == 1:
-        return seal_stream(data, out, km, key_size, block_size, reuse_key)[1]
+        metadata: KeyMetadata
+        _, metadata = seal_stream(data, out, km, key_size, block_size, reuse_key)
+        return metadata
     text = flat(data)
     room = _room(out, layout.encrypted_size(text.nbytes, block_size), text)
     return _encrypt(text, room, km, key_size, block_size, threads, reuse_key)
@@ -151,8 +159,8 @@ def encrypt_many(
     if isinstance(messages, (bytes, bytearray, memoryview)):
         raise TypeError("messages must be an iterable of buffers, not one buffer")
     batch = list(messages)
-    count = max(1, min(thread_count(threads), len(batch)))
-    return _work(SealBatch(batch, count, operator.index(key_size), _sealed), count)
+    count = _useful_threads(threads, batch, lambda message: message)
+    return _work(SealBatch(batch, count, operator.index(key_size), Sealed), count)
 
 
 def decrypt_many(
@@ -165,8 +173,21 @@ def decrypt_many(
     what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``. Order, threads and
     failures are as in ``encrypt_many``, and errors as in ``decrypt``."""
     batch = list(sealed)
-    count = max(1, min(thread_count(threads), len(batch)))
+    count = _useful_threads(threads, batch, lambda pair: pair[0])
     return _work(OpenBatch(batch, count, partial(decrypt, trust_file_size=trust_file_size)), count)
+
+
+def _useful_threads(threads: int | None, batch: list[Any], data: Callable[[Any], Any]) -> int:
+    """Return how many of ``threads`` shorten the work. ``data`` returns a message's bytes."""
+    count = max(1, min(thread_count(threads), len(batch)))
+    if count > 1:
+        # If it has no bytes, the message is refused later, with its number.
+        with contextlib.suppress(Exception):
+            sample = batch[:: -(-len(batch) // _SAMPLE)]
+            size = sum(memoryview(data(message)).nbytes for message in sample)
+            if size < _THREADS_WORTHWHILE * len(sample):
+                return 1
+    return count
 
 
 def _work(batch: SealBatch | OpenBatch, threads: int) -> list[Any]:

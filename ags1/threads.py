@@ -4,6 +4,9 @@ A signal handler may raise anywhere in the main thread. ``concurrent.futures`` u
 Python code. An exception at the wrong moment leaves such a lock locked for good, or leaves a job
 that nobody knows of and that continues to write to the caller's memory. Here the caller changes
 shared state only by single calls of C code, and may repeat each of them.
+
+When the interpreter ends, it stops our threads for good. After that (in a ``__del__``), the caller
+does the work itself.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
+from sys import is_finalizing
 from typing import Generic, TypeVar
 
 from .cpu import usable_cpus
@@ -80,8 +84,11 @@ class Job(Generic[_T]):
 
     def wait(self, watch: Callable[[], object] = _nothing) -> None:
         """Wait until it has ended. Meanwhile, call ``watch`` about ten times a second. A job that
-        is neither in a pool nor cancelled never ends."""
+        is neither in a pool nor cancelled never ends. Raises RuntimeError if the interpreter has
+        stopped the job's thread, because it ends."""
         while not self.ended:
+            if is_finalizing():
+                raise RuntimeError("the interpreter has stopped the threads of ags1: it is ending")
             if self._signal.acquire(timeout=WAIT_SECONDS):
                 self._signal.release()
             watch()
@@ -101,8 +108,9 @@ class Pool:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._started = 0
-        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
         self._jobs: list[Job[object]] = []
+        # Set last: an interrupt may come before, and then there is nothing to shut down.
+        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
 
     def submit(self, work: Callable[[], _T]) -> Job[_T]:
         """Have a thread call ``work``."""
@@ -114,6 +122,9 @@ class Pool:
 
     def put(self, job: Job[_T]) -> None:
         """Have a thread do ``job``. The caller waits for it."""
+        if is_finalizing():
+            job.run()
+            return
         self._queue.put(job)  # type: ignore[arg-type]
         if self._started < self._threads:
             # In this order, an interrupt can make one thread too many, but never one too few.
@@ -133,7 +144,8 @@ class Pool:
                 job.wait()
 
     def __del__(self) -> None:
-        self.shutdown(wait=False)
+        if hasattr(self, "_queue"):
+            self.shutdown(wait=False)
 
 
 def _serve(queue: SimpleQueue[Job[object] | None]) -> None:

@@ -15,7 +15,9 @@ blocks in the file is the order of ``_next_block``.
 
 from __future__ import annotations
 
+import atexit
 import collections
+import contextlib
 import copy
 import io
 import warnings
@@ -36,6 +38,11 @@ from .threads import Job, Pool, check_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+# The writers that are not closed. Only single calls of C code change it.
+_unclosed: dict[int, WriterCore] = {}
+# How long the interpreter's end waits for a write that another thread has begun.
+EXIT_WAIT_SECONDS = 5
 
 
 class Writer(FastWriter, Stream):
@@ -70,6 +77,7 @@ class Writer(FastWriter, Stream):
         check_unused(km, reuse_key=reuse_key)
         core = WriterCore(file, km, block_size, threads, exclusive=exclusive, durable=durable)
         super().__init__(core)
+        _unclosed[id(core)] = core
         try:
             claim_key(km, reuse_key=reuse_key)
             core.send(memoryview(layout.build_header(block_size)))
@@ -283,6 +291,7 @@ class WriterCore:
         if self.closed:
             return
         self.closed = True
+        _unclosed.pop(id(self), None)
         # A forked child has no threads, and must not touch what its parent writes.
         forked = self.batch.forked
         try:
@@ -298,11 +307,35 @@ class WriterCore:
         """Abort, because ``writer`` was dropped without ``close``."""
         if not self.closed:
             try:
-                if not self.batch.forked:
-                    message = f"unclosed {writer!r}: no file is left"
-                    warnings.warn(message, ResourceWarning, stacklevel=2, source=writer)
+                self._warn(writer)
             finally:
                 self.abort()
+
+    def drop_at_exit(self) -> None:
+        """Abort, because the interpreter ends, which stops all other threads. A write that hangs in
+        another thread is left alone."""
+        self._aborting = True
+        if self._lock.acquire(timeout=EXIT_WAIT_SECONDS):
+            try:
+                self._warn(self)
+            finally:
+                self._finish(discard=True)
+                self._lock.release()
+
+    def _warn(self, writer: object) -> None:
+        if not self.batch.forked:
+            message = f"unclosed {writer!r}: no file is left"
+            warnings.warn(message, ResourceWarning, stacklevel=3, source=writer)
+
+    def __repr__(self) -> str:
+        return f"<ags1 Writer name={self.name!r} mode={self.mode!r}>"
+
+
+@atexit.register
+def _drop_unclosed() -> None:
+    for core in list(_unclosed.values()):
+        with contextlib.suppress(Exception):
+            core.drop_at_exit()
 
 
 def _remembered(error: BaseException) -> Exception:

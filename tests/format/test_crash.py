@@ -292,6 +292,56 @@ def test_an_exit_amid_daemon_threads(run_python: RunPython, how: str) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+# The writer is global, and its threads are still at work. Without AES instructions a block takes
+# them a second, so that the interpreter ends before.
+UNCLOSED = """
+import sys
+import ags1
+writer = ags1.open(sys.argv[1], "wb", threads=4, block_size=16 << 20)
+writer.write(bytes((40 << 20) + 5))
+print("written", flush=True)
+HOW
+"""
+
+
+@pytest.mark.parametrize("how", ["", "sys.exit(3)", "open('no/such/file')"])
+def test_an_exit_with_an_unclosed_writer_leaves_no_file(
+    run_python: RunPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("OPENSSL_ia32cap", "~0x200000200000000")
+    target = tmp_path / "target"
+    done = run_python(UNCLOSED.replace("HOW", how), target, check=False, timeout=60)
+    assert done.stdout == "written\n"
+    assert done.returncode == {"": 0, "sys.exit(3)": 3}.get(how, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+AT_EXIT = """
+import sys
+import ags1
+class AtExit:
+    def __del__(self):
+        data = [bytes(20), bytes(30_000)] * 8
+        sealed = ags1.encrypt_many(data, threads=2)
+        assert ags1.decrypt_many(sealed, threads=2) == data
+        large = ags1.encrypt(bytes(5 << 20), threads=2)
+        assert ags1.decrypt(large.data, large.key_metadata, threads=2) == bytes(5 << 20)
+        km = ags1.encrypt_file(path, path + ".ags1", threads=2)
+        with ags1.open(path + ".ags1", "rb", km, threads=2) as file:
+            assert len(file.read()) == 3 << 20
+        print("worked")
+path = sys.argv[1]
+open(path, "wb").write(bytes(3 << 20))
+last = AtExit()
+"""
+
+
+def test_work_in_threads_at_exit_does_not_hang(run_python: RunPython, tmp_path: Path) -> None:
+    # A new thread never runs then, and Python 3.12 makes none. So the calling thread works.
+    done = run_python(AT_EXIT, tmp_path / "file", timeout=60)
+    assert (done.stdout, done.stderr) == ("worked\n", "")
+
+
 # ---- memory ------------------------------------------------------------------------------------
 
 MEMORY = """

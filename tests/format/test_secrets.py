@@ -217,6 +217,19 @@ def test_no_local_variable_of_ours_shows_a_key_when_reading_fails(tmp_path: Path
     assert tried == 3 * len(WAYS) + 1
 
 
+@pytest.mark.parametrize("end", ["04", "cut", "version"])
+def test_no_local_variable_of_ours_shows_a_key_when_it_is_refused(end: str) -> None:
+    datum = KeyMetadata(KEY).to_bytes()
+    datum = {"04": datum + b"\x04", "cut": datum[:20], "version": b"\x02" + datum[1:]}[end]
+    for call in (lambda: KeyMetadata.from_bytes(datum), lambda: KeyMetadata(KEY + b"k")):
+        with pytest.raises(ags1.KeyMetadataError) as caught:
+            call()
+        for frame, _ in traceback.walk_tb(caught.value.__traceback__):
+            if frame.f_globals["__name__"].startswith("ags1"):
+                # Reporters print every variable: ``repr`` of a refused object must not fail.
+                assert_no_key(repr(frame.f_locals))
+
+
 def test_no_file_holds_key_or_plaintext(tmp_path: Path) -> None:
     text = b"\x90plain\x91text\x92" * 1000
     (tmp_path / "plain").write_bytes(text)
