@@ -49,15 +49,20 @@ class KeyMetadata(KeyMetadataFields):
     def __init__(
         self, encryption_key: bytes, aad_prefix: bytes | None = None, file_length: int | None = None
     ) -> None:
-        key = bytes(memoryview(encryption_key))
-        if len(key) not in KEY_SIZES:
-            raise KeyMetadataError(f"an AES key has 16, 24 or 32 bytes, not {len(key)}")
-        prefix = None if aad_prefix is None else bytes(memoryview(aad_prefix))
-        if prefix is not None and len(prefix) > MAX_AAD_PREFIX_SIZE:
-            raise KeyMetadataError(
-                f"an AAD prefix of {len(prefix)} bytes is above the limit of {MAX_AAD_PREFIX_SIZE}"
-            )
-        self._fill(key, prefix, None if file_length is None else _checked_length(file_length))
+        try:
+            key = bytes(memoryview(encryption_key))
+            if len(key) not in KEY_SIZES:
+                raise KeyMetadataError(f"an AES key has 16, 24 or 32 bytes, not {len(key)}")
+            prefix = None if aad_prefix is None else bytes(memoryview(aad_prefix))
+            if prefix is not None and len(prefix) > MAX_AAD_PREFIX_SIZE:
+                raise KeyMetadataError(
+                    f"an AAD prefix of {len(prefix)} bytes is above the limit of "
+                    f"{MAX_AAD_PREFIX_SIZE}"
+                )
+            self._fill(key, prefix, None if file_length is None else _checked_length(file_length))
+        finally:
+            # Error reporters print the variables of every frame.
+            encryption_key = key = b""
 
     @classmethod
     def unchecked(
@@ -114,32 +119,42 @@ class KeyMetadata(KeyMetadataFields):
         """Parse ``StandardKeyMetadata`` bytes. Optional fields that a newer writer appended are
         ignored, as in Java. Raises KeyMetadataError for another version, a truncated datum,
         trailing bytes that cannot be such fields, or a key of a wrong length."""
-        data = bytes(memoryview(data))
-        if data[:1] != _VERSION:
-            version = f"version {data[0]}" if data else "nothing"
-            raise KeyMetadataError(f"key metadata must have version 1; this has {version}")
-        datum = io.BytesIO(data[1:])
-        fields: dict[str, Any] | None = None
-        decode, _ = _codec()
-        # Our error is raised outside, because the decoder's exception may quote the key.
-        with contextlib.suppress(Exception):
-            fields = decode(datum)
-        if fields is None:
-            raise KeyMetadataError("these bytes are not a StandardKeyMetadata datum")
-        metadata = cls(fields["encryption_key"], fields["aad_prefix"], fields["file_length"])
-        end = 1 + datum.tell()
-        # If a length in the datum is beyond the end, the decoder takes what is there. So encode
-        # the result again and compare.
-        if not hmac.compare_digest(metadata.to_bytes(), data[:end]):
-            raise KeyMetadataError("these bytes are not a whole StandardKeyMetadata datum")
-        if not _are_optional_fields(data[end:]):
-            raise KeyMetadataError(f"{len(data) - end} unknown bytes follow the key metadata")
-        return metadata
+        try:
+            return cls._parse(bytes(memoryview(data)))
+        finally:
+            # Error reporters print the variables of every frame.
+            data = b""
+
+    @classmethod
+    def _parse(cls, data: bytes) -> KeyMetadata:
+        try:
+            if data[:1] != _VERSION:
+                version = f"version {data[0]}" if data else "nothing"
+                raise KeyMetadataError(f"key metadata must have version 1; this has {version}")
+            datum = io.BytesIO(data[1:])
+            fields: dict[str, Any] | None = None
+            decode, _ = _codec()
+            # Our error is raised outside, because the decoder's exception may quote the key.
+            with contextlib.suppress(Exception):
+                fields = decode(datum)
+            if fields is None:
+                raise KeyMetadataError("these bytes are not a StandardKeyMetadata datum")
+            metadata = cls(fields["encryption_key"], fields["aad_prefix"], fields["file_length"])
+            end = 1 + datum.tell()
+            # If a length in the datum is beyond the end, the decoder takes what is there. So encode
+            # the result again and compare.
+            if not hmac.compare_digest(metadata.to_bytes(), data[:end]):
+                raise KeyMetadataError("these bytes are not a whole StandardKeyMetadata datum")
+            if not _are_optional_fields(data[end:]):
+                raise KeyMetadataError(f"{len(data) - end} unknown bytes follow the key metadata")
+            return metadata
+        finally:
+            data, fields = b"", None
 
     def __repr__(self) -> str:
         prefix = "None" if self._aad_prefix is None else f"<{len(self._aad_prefix)} bytes>"
         return (
-            f"KeyMetadata(encryption_key=<{len(self._encryption_key)} bytes>, "
+            f"KeyMetadata(encryption_key=<{len(self._encryption_key or b'')} bytes>, "
             f"aad_prefix={prefix}, file_length={self._file_length})"
         )
 
