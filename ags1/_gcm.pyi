@@ -6,6 +6,7 @@ class Libcrypto(TypedDict):
     version: str
     source: str
     fips: bool
+    cpu: str
 
 class BlockCipher:
     key_size: int

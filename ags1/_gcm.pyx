@@ -41,8 +41,8 @@ from kernel cimport (
     start_process_number, unlock_generator,
 )
 from openssl.crypto cimport (
-    OPENSSL_INIT_LOAD_CONFIG, OPENSSL_INIT_NO_ATEXIT, OPENSSL_VERSION, OPENSSL_cleanse,
-    OPENSSL_init_crypto, OpenSSL_version,
+    OPENSSL_CPU_INFO, OPENSSL_INIT_LOAD_CONFIG, OPENSSL_INIT_NO_ATEXIT, OPENSSL_VERSION,
+    OPENSSL_cleanse, OPENSSL_init_crypto, OpenSSL_version,
 )
 from openssl.err cimport ERR_clear_error, ERR_error_string_n, ERR_get_error
 from openssl.evp cimport (
@@ -594,44 +594,55 @@ cdef class Checksum:
     to anybody.
     """
 
-    cdef EVP_CIPHER_CTX *_ctx
+    cdef void *_idle  # the EVP context, unless a call uses it
 
     def __cinit__(self, key):
         cdef Py_buffer view
         cdef unsigned char nonce[NONCE_SIZE]
+        cdef EVP_CIPHER_CTX *ctx
         take_input(key, &view)
         try:
             if view.len != 32:
                 raise KeyMetadataError(f"a checksum's key has 32 bytes, not {view.len}")
             memset(nonce, 0, NONCE_SIZE)
-            self._ctx = EVP_CIPHER_CTX_new()
-            if self._ctx == NULL or EVP_EncryptInit_ex2(
-                self._ctx, aes_256_gcm, <const unsigned char *>view.buf, nonce, NULL
+            ctx = EVP_CIPHER_CTX_new()
+            self._idle = ctx
+            if ctx == NULL or EVP_EncryptInit_ex2(
+                ctx, aes_256_gcm, <const unsigned char *>view.buf, nonce, NULL
             ) != 1:
                 raise libcrypto_error("OpenSSL could not set up AES-GCM")
         finally:
             PyBuffer_Release(&view)
 
     def __dealloc__(self):
-        EVP_CIPHER_CTX_free(self._ctx)
+        EVP_CIPHER_CTX_free(<EVP_CIPHER_CTX *>self._idle)
 
     def __reduce__(self):
         raise TypeError("a Checksum holds a key and cannot be pickled or copied")
 
+    cdef EVP_CIPHER_CTX *borrow(self) except NULL:
+        cdef void *idle = atomic_take(&self._idle)
+        if idle == NULL:
+            raise RuntimeError("another thread uses this Checksum: give each thread one of its own")
+        return <EVP_CIPHER_CTX *>idle
+
     def update(self, text):
-        """Add the next piece of the text."""
+        """Add the next piece of the text. Raises RuntimeError if another thread uses the object."""
         cdef Py_buffer view
         cdef Py_ssize_t done = 0
         cdef int n, ok = 1, piece
+        cdef EVP_CIPHER_CTX *ctx
         take_input(text, &view)
         try:
+            ctx = self.borrow()
             with nogil:
                 while ok == 1 and done < view.len:
                     piece = <int>min(view.len - done, <Py_ssize_t>PIECE_SIZE)
                     ok = EVP_EncryptUpdate(
-                        self._ctx, NULL, &n, <const unsigned char *>view.buf + done, piece
+                        ctx, NULL, &n, <const unsigned char *>view.buf + done, piece
                     )
                     done += piece
+                atomic_put(&self._idle, ctx)
             if ok != 1:
                 raise libcrypto_error("OpenSSL could not sum up a text")
         finally:
@@ -641,9 +652,12 @@ cdef class Checksum:
         """Return the checksum of 16 bytes. After that, nothing can be added."""
         cdef unsigned char tag[TAG_SIZE]
         cdef int n
-        if EVP_EncryptFinal_ex(self._ctx, tag, &n) != 1 or EVP_CIPHER_CTX_ctrl(
-            self._ctx, EVP_CTRL_AEAD_GET_TAG, TAG_SIZE, tag
-        ) != 1:
+        cdef EVP_CIPHER_CTX *ctx = self.borrow()
+        cdef bint ok = EVP_EncryptFinal_ex(ctx, tag, &n) == 1 and EVP_CIPHER_CTX_ctrl(
+            ctx, EVP_CTRL_AEAD_GET_TAG, TAG_SIZE, tag
+        ) == 1
+        atomic_put(&self._idle, ctx)
+        if not ok:
             raise libcrypto_error("OpenSSL could not sum up a text")
         return PyBytes_FromStringAndSize(<char *>tag, TAG_SIZE)
 
@@ -661,11 +675,13 @@ cdef object unauthentic(uint64_t block, size_t block_size):
 
 def libcrypto():
     """Return which libcrypto is in use: its ``version``, its ``source`` (``vendored``, ``system``
-    or ``prefix``), and whether its ``fips`` provider is the default."""
+    or ``prefix``), whether its ``fips`` provider is the default, and what it knows of the ``cpu``.
+    """
     return {
         "version": OpenSSL_version(OPENSSL_VERSION).decode(),
         "source": (<bytes>AGS1_OPENSSL_SOURCE).decode(),
         "fips": fips,
+        "cpu": OpenSSL_version(OPENSSL_CPU_INFO).decode(),
     }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import warnings
@@ -82,7 +83,7 @@ class AtomicFile:
             if self._kept_mode is not None:
                 os.fchmod(self.fd, self._kept_mode)
             if self._durable:
-                os.fsync(self.fd)
+                sync(self.fd)
             status = os.fstat(self.fd)
             fd, self.fd = self.fd, -1
             os.close(fd)
@@ -202,6 +203,18 @@ def _rename(temporary: str, target: str) -> None:
 def named(error: OSError, name: str) -> OSError:
     """Return the same error for the file that the caller knows, not for a temporary one."""
     return OSError(error.errno, error.strerror, name)
+
+
+def sync(fd: int) -> None:
+    """Have the disk keep what was written. On macOS, ``fsync`` alone leaves it in the disk's cache.
+    Raises OSError."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        # Not every file system has it.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, full)
+            return
+    os.fsync(fd)
 
 
 def sync_folder(folder: str) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 from pathlib import Path
 
+# Where OpenSSL notes a feature: the word of its variable OPENSSL_ia32cap, and the bit (its manual
+# page of that name). It leaves out AVX-512 by its own choice on some CPUs.
+_IA32CAP = {"aes": (0, 57), "pclmulqdq": (0, 33), "vaes": (1, 41), "vpclmulqdq": (1, 42)}
 _RELEVANT = ("aes", "pclmulqdq", "avx2", "avx512f", "vaes", "vpclmulqdq", "pmull", "sha3")
 
 
@@ -49,6 +53,20 @@ def features() -> list[str]:
         printed = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True)
         flags = {"aes", "pmull"} if "FEAT_AES: 1" in printed.stdout else set()
     return [flag for flag in _RELEVANT if flag in flags]
+
+
+def unused(libcrypto: str) -> list[str]:
+    """Return the features of this CPU that libcrypto does not use. ``libcrypto`` is what it says of
+    the CPU (``OPENSSL_CPU_INFO``)."""
+    found = re.search(r"OPENSSL_ia32cap=(0x[0-9a-f]+):(0x[0-9a-f]+)", libcrypto)
+    if not found:
+        return []
+    words = [int(word, 16) for word in found.groups()]
+    return [
+        name
+        for name in features()
+        if name in _IA32CAP and not words[_IA32CAP[name][0]] >> _IA32CAP[name][1] & 1
+    ]
 
 
 def model() -> str:

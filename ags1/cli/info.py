@@ -57,6 +57,7 @@ def about(speed_seconds: float) -> dict[str, Any]:
             "model": cpu.model(),
             "machine": platform.machine(),
             "features": cpu.features(),
+            "unused": cpu.unused(libcrypto()["cpu"]),
             "usable": cpu.usable_cpus(),
         },
         "kms": kms,
@@ -99,6 +100,11 @@ def as_text(facts: dict[str, Any]) -> str:
         ("FIPS", "provider active" if library["fips"] else "provider not active"),
         ("CPU", f"{processor['model']} ({processor['machine']}), {processor['usable']} usable"),
         ("AES", " ".join(processor["features"]) or "no instructions for it known"),
+        *(
+            [("warning", f"OpenSSL does not use {' '.join(unused)}: unset OPENSSL_ia32cap")]
+            if (unused := processor["unused"])
+            else []
+        ),
         ("KMS", kms.get("error") or f"{kms['kms']}, master key {kms['key'] or 'not named'}"),
         ("keyring", facts["keyring"]["path"] + missing),
     ]

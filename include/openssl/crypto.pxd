@@ -8,6 +8,7 @@ cdef extern from "openssl/crypto.h" nogil:
 
     enum:
         OPENSSL_VERSION
+        OPENSSL_CPU_INFO
         OPENSSL_INIT_LOAD_CONFIG
         OPENSSL_INIT_NO_LOAD_CONFIG
         OPENSSL_INIT_NO_ATEXIT

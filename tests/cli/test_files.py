@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import os
+import platform
 import pty
 import re
 import resource
@@ -29,6 +30,7 @@ from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
 
 import ags1
+from ags1 import cpu
 from ags1.cli.app import app
 from ags1.cli.console import Output
 from ags1.cli.exits import EXIT_STATUS, Exit
@@ -1035,6 +1037,17 @@ def test_info_tells_what_runs() -> None:
     text = succeed("info", "--seconds", "0").stdout
     assert facts["libcrypto"]["version"] in text
     assert "speed" not in text
+    assert "warning" not in text
+
+
+@pytest.mark.skipif("aes" not in cpu.features() or platform.machine() != "x86_64", reason="no AES")
+def test_info_warns_of_a_cpu_that_libcrypto_does_not_use(run_python: RunPython) -> None:
+    # The variable is read once, when the process starts. Empty, it turns everything off.
+    script = "import ags1, os, sys; sys.argv[1:] = ['info', '--seconds', '0']"
+    for value, warns in (("", True), ("~0x200000000000000", True), (":~0x1", False)):
+        first = f"import os; os.environ['OPENSSL_ia32cap'] = {value!r}"
+        text = run_python(f"{first}\n{script}\nfrom ags1.cli import main\nmain()").stdout
+        assert ("OpenSSL does not use aes" in text) == warns
 
 
 # -- help

@@ -912,6 +912,26 @@ def test_forked_children_draw_other_random_bytes() -> None:
     assert len({d[:16] for d in drawn}) == len({d[16:28] for d in drawn}) == 9
 
 
+def test_a_checksum_is_for_one_thread() -> None:
+    checksum, text, refused = _gcm.Checksum(bytes(32)), bytes(8 << 20), threading.Event()
+    until = time.monotonic() + 60
+
+    def work() -> None:
+        while not refused.is_set() and time.monotonic() < until:
+            try:
+                checksum.update(text)
+            except RuntimeError:
+                refused.set()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused.is_set()
+    assert len(checksum.finish()) == 16
+
+
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("forks", [5, pytest.param(15, marks=pytest.mark.slow)])

@@ -19,7 +19,7 @@ from functools import partial
 
 from ... import private_file
 from ..._gcm import random_bytes
-from ...atomic import publish
+from ...atomic import publish, sync
 from ...errors import Ags1Error
 from ...keys.sidecar import MAX_SIDECAR_SIZE
 from ...source import regular_file
@@ -242,7 +242,7 @@ class LocalStorage:
                 files.copy_range(staged, fd, begin, end - begin)
             os.fchmod(fd, _mode_of(shared, results[0]))
             if staging.durable:
-                os.fsync(fd)
+                sync(fd)
         finally:
             os.close(fd)
         return path
