@@ -165,7 +165,7 @@ class EncryptionManager:
 
     def _kek_sizes(self) -> Iterator[int]:
         for _, entry in self._keks_by_age():
-            with contextlib.suppress(KmsKeyNotFoundError, KmsUnwrapError, KeyMetadataError):
+            with contextlib.suppress(*_UNOPENED):
                 if kek := self._usable_kek(entry):
                     yield kek.key_size
 

@@ -28,6 +28,7 @@ from ags1 import (
     KeyReuseError,
     KmsAccessDeniedError,
     KmsError,
+    KmsKeyDisabledError,
     KmsKeyNotFoundError,
     KmsUnavailableError,
     KmsUnwrapError,
@@ -745,6 +746,26 @@ class TestWhatDoesNotOpen:
         assert [after[key.key_id] for key in (foreign, *strays)] == [foreign, *strays]
         named = foreign.key_id if change == "rewrap" else strays[0].key_id
         assert f"Nothing refers to {named!r}: it stays as it is" in caplog.text
+
+    @pytest.mark.parametrize(
+        "error", [KmsKeyDisabledError, KmsKeyNotFoundError, KmsUnwrapError, KeyMetadataError]
+    )
+    def test_a_newer_kek_that_does_not_open_stops_no_rotation(
+        self, kms: Watched, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    ) -> None:
+        manager = EncryptionManager(kms, "keyA", (), 24, clock_ms=at(NOW))
+        files, lost = added(manager, 2), kek_entry(-1)
+
+        def unwrap(wrapped_key: bytes, key_id: str) -> bytes:
+            if wrapped_key == lost.encrypted_key_metadata:
+                raise error("for the test")
+            return memory_kms().unwrap_key(wrapped_key, key_id)
+
+        monkeypatch.setattr(kms, "unwrap_key", unwrap)
+        keys = [*manager.encryption_keys, lost]
+        rotated = EncryptionManager(kms, "keyA", keys, clock_ms=at(NOW)).rotate(files)
+        assert rotated.new_key_size() == 24
+        assert {key_id: rotated.manifest_list_key(key_id) for key_id in files} == files
 
     def test_a_refusal_is_not_a_key_that_does_not_open(self, kms: Watched) -> None:
         manager = EncryptionManager(kms, "keyA")
