@@ -278,8 +278,8 @@ def _share(part: int | None, whole: int | None) -> Answer:
 
 
 def _bound(kind: Any, bound: bytes | None) -> Any:
-    # Java's older writers have NaN as a bound. All comparisons with it are false. A bound that is no
-    # value of the type (half a character, the bytes of another type) says nothing.
+    # Java's older writers have NaN as a bound. All comparisons with it are false. What is no value
+    # of the type (half a character, the bytes of another type) says nothing.
     try:
         return None if bound is None else value_of_bound(kind, bound)
     except (struct.error, UnicodeDecodeError):

@@ -268,9 +268,8 @@ def test_no_file_of_very_many_is_pruned_against_its_rows(kind: str, transform: s
 
 def entry(**metrics: Any) -> Any:
     """A file with four rows, and metrics of column 1."""
-    names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds")
-    known = dict.fromkeys((*names, "upper_bounds"), {})
-    known |= {name: {1: value} for name, value in metrics.items()}
+    names = "value_counts null_value_counts nan_value_counts lower_bounds upper_bounds".split()
+    known = {name: {1: metrics[name]} if name in metrics else {} for name in names}
     return SimpleNamespace(spec_id=0, partition=Record(), record_count=4, **known)
 
 
