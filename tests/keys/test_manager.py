@@ -257,6 +257,14 @@ class TestNewKeys:
         assert {kek.key_size for kek in keks} == {32}
         assert len(keks) == (2 if change == "expired" else 1)
 
+    def test_a_shorter_kek_with_a_newer_time_shortens_no_key(self, kms: Watched) -> None:
+        # It is another table's, and its time is changed.
+        keys = [kek_entry(0, size=32), kek_entry(-DAY // 2)]
+        manager = EncryptionManager(kms, "keyA", keys, 16, clock_ms=at(NOW))
+        assert len(manager.new_file_key().encryption_key) == 32
+        added(manager)
+        assert manager.encryption_keys[-1].encrypted_by_id == keys[0].key_id
+
     @pytest.mark.parametrize("change", ["rotated", "expired"])
     def test_a_new_kek_is_no_shorter_than_what_it_wraps(self, kms: Watched, change: str) -> None:
         # Java goes on with a KEK when the data key length is raised.
