@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from ._gcm import process_number
-from .descriptors import is_stream, refuse_planted
+from .descriptors import is_stream
 
 _PERMISSIONS = 0o777
 _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
@@ -51,8 +51,6 @@ class AtomicFile:
         self._process = process_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
-        if os.path.islink(self.name):
-            refuse_planted(self.name, os.lstat(self.name).st_uid)
         if is_stream(self.name):
             raise OSError(errno.EINVAL, "Not a regular file", self.name)
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import stat
 import sys
@@ -19,6 +20,7 @@ Path: TypeAlias = "str | bytes | os.PathLike[Any]"
 
 STDOUT = "standard output"
 STDERR = "standard error"
+_NUMBER = re.compile("[0-9]{1,9}")
 _FOLDERS = ("/dev/fd", "/proc/self/fd", "/proc/thread-self/fd")
 # As many as Linux follows.
 _MAX_LINKS = 40
@@ -65,21 +67,24 @@ def write_standard_output_whole() -> None:
 def own_descriptor(path: Path) -> int | None:
     """Return N for ``/dev/fd/N`` and other names of an open file of this process, also through
     symbolic links; None for any other path. The file behind such a name may have a name of its own,
-    and replacing that would lose what is in it."""
+    and replacing that would lose what is in it. Raises PermissionError as ``refuse_planted``."""
     name = os.fsdecode(path)
     for _ in range(_MAX_LINKS):
         folder, last = os.path.split(name)
-        if last.isdecimal() and os.path.realpath(folder) in map(os.path.realpath, _FOLDERS):
+        if _NUMBER.fullmatch(last) and os.path.realpath(folder) in map(os.path.realpath, _FOLDERS):
             return int(last)
         try:
-            name = os.path.join(folder, os.readlink(name))
+            status, end = os.lstat(name), os.readlink(name)
         except OSError:
             return None
+        refuse_planted(name, status.st_uid)
+        name = os.path.join(folder, end)
     return None
 
 
 def is_stream(path: Path) -> bool:
-    """Whether an output of this name is written as a stream."""
+    """Whether an output of this name is written as a stream. Raises PermissionError for another
+    user's link (``refuse_planted``)."""
     if own_descriptor(path) is not None:
         return True
     try:

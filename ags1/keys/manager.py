@@ -16,7 +16,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -156,18 +156,19 @@ class EncryptionManager:
 
     def new_key_size(self) -> int:
         """Return the size of new keys in bytes: the data key length or, if it is longer, the size
-        of the table's newest KEK, even an expired one. Others may have lowered the data key length
-        in the metadata, and they cannot make a KEK. So the KEK is unwrapped, unless it is in the
-        cache. A KEK that the KMS does not unwrap does not count. Raises KmsError."""
-        if not self._kek_size:
-            self._kek_size = next(self._kek_sizes(), 0)
-        return max(self.data_key_length, self._kek_size)
-
-    def _kek_sizes(self) -> Iterator[int]:
-        for _, entry in self._keks_by_age():
-            with contextlib.suppress(KmsKeyNotFoundError, KmsUnwrapError, KeyMetadataError):
-                if kek := self._usable_kek(entry):
-                    yield kek.key_size
+        of the table's longest KEK, even an expired one. Others may have lowered the data key length
+        in the metadata, and changed the KEKs' times. They cannot make a KEK. So the newest KEK is
+        unwrapped, and each one that is longer when wrapped, unless they are in the cache. A KEK
+        that does not open does not count. Raises KmsError."""
+        size, length = self._kek_size, 0
+        for _, entry in () if size else self._keks_by_age():
+            if len(entry.encrypted_key_metadata) > length:
+                with contextlib.suppress(*_UNOPENED):
+                    if kek := self._usable_kek(entry):
+                        size = max(size, kek.key_size)
+                        length = len(entry.encrypted_key_metadata)
+        self._kek_size = size
+        return max(self.data_key_length, size)
 
     def _usable_kek(self, entry: EncryptedKey) -> KeyEncryptionKey | None:
         """Return an unwrapped KEK; if everybody can wrap keys, only one in the cache, else None."""

@@ -284,17 +284,21 @@ class AwsKms(SdkClient[Any]):
             )
 
         def ask(client: Any) -> dict[str, Any]:
-            working = _working.set(True)
-            try:
-                name = key_id
-                if arn := _MULTI_REGION_ARN.fullmatch(key_id):
-                    name = f"{arn[1]}{client.meta.region_name}{arn[2]}"
-                answer: dict[str, Any] = getattr(client, operation)(KeyId=name, **request)
-                return answer
-            finally:
-                _working.reset(working)
+            name = key_id
+            if arn := _MULTI_REGION_ARN.fullmatch(key_id):
+                name = f"{arn[1]}{client.meta.region_name}{arn[2]}"
+            answer: dict[str, Any] = getattr(client, operation)(KeyId=name, **request)
+            return answer
 
         return self._call(operation, key_id, ask)
+
+    def _attempt(self, action: str, key_id: str, work: Callable[[], Any]) -> Any:
+        # The SDK may look for credentials while it makes a client, too.
+        working = _working.set(True)
+        try:
+            return super()._attempt(action, key_id, work)
+        finally:
+            _working.reset(working)
 
     @property
     def _where(self) -> str:

@@ -640,26 +640,39 @@ def test_a_source_is_not_appended_to_itself(tmp_path: Path, plain: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize("kind", ["pipe", "link"])
+@pytest.mark.parametrize("kind", ["pipe", "/dev/null", "file", "descriptor"])
 def test_another_users_pipe_or_link_in_a_shared_folder_is_refused(
     tmp_path: Path, call: tuple[BothCalls, Path, bytes], kind: str
 ) -> None:
     run, source, _ = call
-    shared, end = tmp_path / "shared", tmp_path / "end"
+    shared, end, own_link = tmp_path / "shared", tmp_path / "end", tmp_path / "own link"
     shared.mkdir()
     shared.chmod(0o1777)
     end.write_bytes(b"precious")
     planted = shared / "planted"
-    if kind == "pipe":
-        os.mkfifo(planted)
-    else:
-        planted.symlink_to(end)
-    os.chown(planted, 12345, -1, follow_symlinks=False)
-    reader = os.open(planted, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(PermissionError):
-        run(source, planted, overwrite=True)
-    assert os.read(reader, 100) == (b"" if kind == "pipe" else b"precious")
-    os.close(reader)
+    with end.open("ab") as file:
+        if kind == "pipe":
+            os.mkfifo(planted)
+        else:
+            ends = {"file": end, "descriptor": f"/dev/fd/{file.fileno()}"}
+            planted.symlink_to(ends.get(kind, kind))
+        os.chown(planted, 12345, -1, follow_symlinks=False)
+        own_link.symlink_to(planted)
+        reader = os.open(planted, os.O_RDONLY | os.O_NONBLOCK)
+        for target in (planted, own_link):
+            with pytest.raises(PermissionError):
+                run(source, target, overwrite=True)
+        if kind == "pipe":
+            assert os.read(reader, 100) == b""
+        os.close(reader)
+    assert end.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("number", ["4294967296", "9" * 20, "9" * 5000])
+def test_a_descriptor_that_cannot_be_is_an_oserror(plain: Path, number: str) -> None:
+    for run in (ags1.encrypt_file, lambda *paths: ags1.open(paths[1], "wb")):
+        with pytest.raises(OSError, match=number):
+            run(plain, f"/dev/fd/{number}")
 
 
 @pytest.mark.parametrize(

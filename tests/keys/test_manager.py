@@ -28,6 +28,7 @@ from ags1 import (
     KeyReuseError,
     KmsAccessDeniedError,
     KmsError,
+    KmsKeyDisabledError,
     KmsKeyNotFoundError,
     KmsUnavailableError,
     KmsUnwrapError,
@@ -255,6 +256,14 @@ class TestNewKeys:
         keks = [KeyEncryptionKey.unwrap(kms, entry) for entry in manager.key_encryption_keys]
         assert {kek.key_size for kek in keks} == {32}
         assert len(keks) == (2 if change == "expired" else 1)
+
+    def test_a_shorter_kek_with_a_newer_time_shortens_no_key(self, kms: Watched) -> None:
+        # It is another table's, and its time is changed.
+        keys = [kek_entry(0, size=32), kek_entry(-DAY // 2)]
+        manager = EncryptionManager(kms, "keyA", keys, 16, clock_ms=at(NOW))
+        assert len(manager.new_file_key().encryption_key) == 32
+        added(manager)
+        assert manager.encryption_keys[-1].encrypted_by_id == keys[0].key_id
 
     @pytest.mark.parametrize("change", ["rotated", "expired"])
     def test_a_new_kek_is_no_shorter_than_what_it_wraps(self, kms: Watched, change: str) -> None:
@@ -745,6 +754,26 @@ class TestWhatDoesNotOpen:
         assert [after[key.key_id] for key in (foreign, *strays)] == [foreign, *strays]
         named = foreign.key_id if change == "rewrap" else strays[0].key_id
         assert f"Nothing refers to {named!r}: it stays as it is" in caplog.text
+
+    @pytest.mark.parametrize(
+        "error", [KmsKeyDisabledError, KmsKeyNotFoundError, KmsUnwrapError, KeyMetadataError]
+    )
+    def test_a_newer_kek_that_does_not_open_stops_no_rotation(
+        self, kms: Watched, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    ) -> None:
+        manager = EncryptionManager(kms, "keyA", (), 24, clock_ms=at(NOW))
+        files, lost = added(manager, 2), kek_entry(-1)
+
+        def unwrap(wrapped_key: bytes, key_id: str) -> bytes:
+            if wrapped_key == lost.encrypted_key_metadata:
+                raise error("for the test")
+            return memory_kms().unwrap_key(wrapped_key, key_id)
+
+        monkeypatch.setattr(kms, "unwrap_key", unwrap)
+        keys = [*manager.encryption_keys, lost]
+        rotated = EncryptionManager(kms, "keyA", keys, clock_ms=at(NOW)).rotate(files)
+        assert rotated.new_key_size() == 24
+        assert {key_id: rotated.manifest_list_key(key_id) for key_id in files} == files
 
     def test_a_refusal_is_not_a_key_that_does_not_open(self, kms: Watched) -> None:
         manager = EncryptionManager(kms, "keyA")

@@ -287,6 +287,14 @@ class Handler(BaseHTTPRequestHandler):
             answer = faults.script.pop(0) if len(faults.script) > 1 else faults.script[0]
         answer(self, request)
 
+    def do_GET(self) -> None:
+        """A container's credentials, with an error."""
+        self.send_response(500)
+        secret = b'{"SecretAccessKey": "hunter2/hunter2"}'
+        self.send_header("content-length", str(len(secret)))
+        self.end_headers()
+        self.wfile.write(secret)
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -1112,6 +1120,21 @@ def test_no_credential_of_a_role_is_logged(
     assert faults.operations == ["AssumeRole", "Encrypt"]
     for secret in (*spellings(KEY), TOKEN.encode(), b"secretoftherole"):
         assert secret not in log.text
+
+
+def test_no_credential_of_a_container_is_logged(
+    log: Log, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The SDK asks for it when a client is made, before any call.
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", faults.url)
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
+    with pytest.raises(KmsAccessDeniedError, match="could not be refreshed") as info:
+        faults.kms().wrap_key(KEY, KEY_ID)
+    assert_clean(info.value)
+    assert b"hidden by ags1" in log.text
+    assert b"hunter2" not in log.text
 
 
 def test_others_log_as_ever_meanwhile(log: Log, faults: Faults) -> None:

@@ -19,6 +19,7 @@ those of ``filters.as_sql``. No file is opened.
 from __future__ import annotations
 
 import operator
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal
@@ -247,14 +248,19 @@ def _by_summary(
     if summary.lower_bound is None or summary.upper_bound is None:
         only_nulls = nulls is None and nans is False
         return judge(_Values(True if only_nulls else nulls, nans, no_others=True))
-    lower = value_of_bound(kind, summary.lower_bound)
-    return judge(_Values(nulls, nans, *ranges(lower, value_of_bound(kind, summary.upper_bound))))
+    lower, upper = _bound(kind, summary.lower_bound), _bound(kind, summary.upper_bound)
+    if lower is None or upper is None:
+        return judge(_Values(nulls, nans))
+    return judge(_Values(nulls, nans, *ranges(lower, upper)))
 
 
 def _by_metrics(judge: _Judge, field: types.NestedField, is_nested: bool, file: DataFile) -> Answer:
+    # The counts of a column in a struct do not always include the rows where the struct is null.
     field_id, kind = field.field_id, field.field_type
     count = (file.value_counts or {}).get(field_id)
     nulls = _share((file.null_value_counts or {}).get(field_id), count)
+    if is_nested and nulls is False:
+        nulls = None
     is_float = isinstance(kind, _FLOATS)
     nans = _share((file.nan_value_counts or {}).get(field_id), count) if is_float else False
     lower = _bound(kind, (file.lower_bounds or {}).get(field_id))
@@ -262,7 +268,6 @@ def _by_metrics(judge: _Judge, field: types.NestedField, is_nested: bool, file: 
     if kind == _UUID and lower is not None and upper is not None:
         lower, upper = _uuids(lower, upper)
     answer = judge(_Values(nulls, nans, lower, upper))
-    # The counts of a column in a struct do not always include the rows where the struct is null.
     return None if answer and is_nested else answer
 
 
@@ -273,8 +278,12 @@ def _share(part: int | None, whole: int | None) -> Answer:
 
 
 def _bound(kind: Any, bound: bytes | None) -> Any:
-    # Java's older writers have NaN as a bound. All comparisons with it are false.
-    return None if bound is None else value_of_bound(kind, bound)
+    # Java's older writers have NaN as a bound. All comparisons with it are false. What is no value
+    # of the type (half a character, the bytes of another type) says nothing.
+    try:
+        return None if bound is None else value_of_bound(kind, bound)
+    except (struct.error, UnicodeDecodeError):
+        return None
 
 
 # -- what a range says about a predicate

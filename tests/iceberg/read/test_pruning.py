@@ -22,7 +22,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import Record
-from pyiceberg.types import NestedField
+from pyiceberg.types import NestedField, StructType
 
 from ags1.iceberg.read.filters import as_sql
 from ags1.iceberg.read.pruning import FileFilter
@@ -264,6 +264,44 @@ def test_no_file_is_pruned_or_kept_whole_against_its_rows(kind: str, transform: 
 @pytest.mark.parametrize(("kind", "transform"), CASES)
 def test_no_file_of_very_many_is_pruned_against_its_rows(kind: str, transform: str) -> None:
     check(kind, transform, random.Random(), 400)
+
+
+def entry(**metrics: Any) -> Any:
+    """A file with four rows, and metrics of column 1."""
+    names = "value_counts null_value_counts nan_value_counts lower_bounds upper_bounds".split()
+    known = {name: {1: metrics[name]} if name in metrics else {} for name in names}
+    return SimpleNamespace(spec_id=0, partition=Record(), record_count=4, **known)
+
+
+@pytest.mark.parametrize("bounds", [("lower_bounds",), ("upper_bounds",)])
+@pytest.mark.parametrize(
+    ("kind", "literal", "bound"), [("string", "b", "é".encode()[:1]), ("int", 1, bytes(8))]
+)
+def test_a_bound_that_is_no_value_says_nothing(
+    kind: str, literal: Any, bound: bytes, bounds: tuple[str, ...]
+) -> None:
+    schema = Schema(NestedField(1, "x", kind, required=False))
+    spec = PartitionSpec(PartitionField(1, 1000, parse_transform("identity"), "p"))
+    of_files = FileFilter(ex.EqualTo("x", literal), schema, {0: spec, 1: PartitionSpec(spec_id=1)})
+    file = entry(null_value_counts=0, **dict.fromkeys(bounds, bound))
+    file.spec_id = 1
+    assert of_files.of_file(file) is None
+    ends = [bound if name in bounds else b"b" * 4 for name in ("lower_bounds", "upper_bounds")]
+    manifest: Any = SimpleNamespace(
+        partition_spec_id=0, partitions=[PartitionFieldSummary(True, False, *ends)]
+    )
+    assert of_files.may_match_manifest(manifest)
+
+
+def test_rows_without_a_struct_are_in_no_count_of_its_columns() -> None:
+    # Java's writer of Parquet counts only the values of a float whose struct is there.
+    inner = NestedField(1, "x", "float", required=False)
+    schema = Schema(NestedField(2, "s", StructType(inner), required=False))
+    bounds = dict.fromkeys(("lower_bounds", "upper_bounds"), to_bytes(inner.field_type, 1.5))
+    file = entry(value_counts=3, null_value_counts=0, nan_value_counts=0, **bounds)
+    for expression in (ex.IsNull("s.x"), ex.NotNull("s.x"), ex.EqualTo("s.x", 1.5)):
+        assert FileFilter(expression, schema, {}).of_file(file) is None
+    assert FileFilter(ex.EqualTo("s.x", 2.5), schema, {}).of_file(file) is False
 
 
 # -- whole tables
