@@ -5,9 +5,9 @@ makes offsets that are missing.
     offsets      0     2       4       those of the whole array
     values       x  y  a  b            compacted(): a b, with the offsets 0 0 2
 
-Arrow does not write a null to Parquet that is in a field without nulls, even if the struct or list
-around it is null, too. ``for_parquet`` takes such nulls away. Follows Arrow's columnar format.
-Knows nothing of files.
+Arrow neither casts nor writes to Parquet a null that is in a field without nulls, even if the
+struct or list around it is null, too. ``without_hidden_nulls`` takes such nulls away. Follows
+Arrow's columnar format. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def for_parquet(rows: pa.Table) -> pa.Table:
     if not any(map(_has_required, rows.schema.types)):
         return rows
     columns = [
-        pa.chunked_array(map(_without_hidden_nulls, column.chunks), column.type)
+        pa.chunked_array(map(without_hidden_nulls, column.chunks), column.type)
         for column in rows.columns
     ]
     return pa.Table.from_arrays(columns, schema=rows.schema)
@@ -92,7 +92,8 @@ def _has_required(kind: pa.DataType) -> bool:
     return any(not field.nullable or _has_required(field.type) for field in fields)
 
 
-def _without_hidden_nulls(array: pa.Array) -> pa.Array:
+def without_hidden_nulls(array: pa.Array) -> pa.Array:
+    """Return an array without the nulls of required fields that a null struct or list hides."""
     kind = array.type
     if not _has_required(kind):
         return array
@@ -102,23 +103,26 @@ def _without_hidden_nulls(array: pa.Array) -> pa.Array:
         children = array.flatten() if nulls else map(array.field, range(kind.num_fields))
         children = [
             _unmarked(child) if nulls == child.null_count and not field.nullable else child
-            for field, child in zip(kind, map(_without_hidden_nulls, children), strict=True)
+            for field, child in zip(kind, map(without_hidden_nulls, children), strict=True)
         ]
         mask = array.is_null() if nulls else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         array = compacted(array)
-        return with_child(array, kind, _without_hidden_nulls(array.values))
+        return with_child(array, kind, without_hidden_nulls(array.values))
     return array
 
 
 def _unmarked(array: pa.Array) -> pa.Array:
-    """Return an array without its bitmap of nulls. What its nulls become is not defined. A nested
-    array stays as it is: Arrow does not look at its nulls."""
+    """Return an array without its bitmap of nulls. What its nulls become is not defined."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _unmarked(array.storage))
-    if kind.num_fields or pa.types.is_dictionary(kind) or not array.null_count:
+    if pa.types.is_dictionary(kind) or not array.null_count:
         return array
-    buffers = [None, *array.buffers()[1:]]
-    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset)
+    if pa.types.is_struct(kind):
+        fields = [array.field(i) for i in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, len(array), [None], children=fields)
+    children = [array.values] if kind.num_fields else None
+    buffers = [None, *array.buffers()[1 : 2 if children else None]]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=children)

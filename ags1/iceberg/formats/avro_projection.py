@@ -20,6 +20,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
+from ags1.arrow_nested import without_hidden_nulls
 from ags1.errors import FormatError
 
 from ..spec.constants import MAX_AVRO_DEPTH
@@ -50,7 +51,7 @@ class _Constant:
 
     def array(self, taken: _Taken, length: int) -> pa.Array:
         if self.value is None:
-            return pa.nulls(length, self.type)
+            return without_hidden_nulls(pa.nulls(length, self.type))
         return pa.repeat(self.value, length)
 
 

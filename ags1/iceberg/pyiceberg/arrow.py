@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import threading
@@ -25,7 +26,7 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.config import Config
 
-from ...arrow_nested import with_child
+from ...arrow_nested import with_child, without_hidden_nulls
 from .expressions import PER_DAY
 
 __all__ = [
@@ -38,13 +39,25 @@ __all__ = [
 
 
 class _Projection(ArrowProjectionVisitor):
-    """PyIceberg's projection with two corrections. Null lists and maps of structs stay null, and do
-    not become empty. Dates are read as times if format version 3 promotes the column."""
+    """PyIceberg's projection with three corrections. Null lists and maps of structs stay null, and
+    do not become empty. Dates are read as times if format version 3 promotes the column. A struct
+    that the file does not have is null, and its required fields are not."""
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
         if isinstance(field.field_type, tuple(PER_DAY)) and pa.types.is_date32(values.type):
             return values.cast(schema_to_pyarrow(field.field_type, include_field_ids=False))
         return super()._cast_if_needed(field, values)
+
+    def struct(
+        self, struct: StructType, struct_array: pa.Array | None, field_results: builtins.list[Any]
+    ) -> pa.Array | None:
+        array = super().struct(struct, struct_array, field_results)
+        if array is None or all(
+            result is not None or field.field_type.is_primitive
+            for field, result in zip(struct.fields, field_results, strict=True)
+        ):
+            return array
+        return without_hidden_nulls(array)
 
     def list(
         self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None
