@@ -67,7 +67,7 @@ class _ArrowFilter(_ConvertToArrowExpression):
     def visit_bound_predicate(self, predicate: BoundPredicate) -> pc.Expression:
         reference = predicate.term.ref()
         if isinstance(reference.field.field_type, UUIDType):
-            # Arrow does not compare UUIDs, but their bytes.
+            # Arrow does not compare UUIDs. It compares their bytes.
             field = reference.field.model_copy(update={"field_type": FixedType(16)})
             given: Any = predicate
             names = [name for name in ("literal", "literals") if hasattr(given, name)]

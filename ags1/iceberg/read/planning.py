@@ -191,7 +191,7 @@ class EncryptedPlanner(ManifestPlanner):
 
     @functools.cached_property
     def file_filter(self) -> FileFilter:
-        """The filter on files."""
+        """What manifests say about the scan's filter."""
         return FileFilter(
             self.row_filter,
             self.table_metadata.schema(),
