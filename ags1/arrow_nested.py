@@ -25,9 +25,9 @@ def with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
 
 
 def with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch in a form in which ``nbytes`` is safe. If the lists of a batch are all empty,
-    the offsets of lists inside them may be an empty buffer: Spark makes such batches (SPARK-55056),
-    and Arrow's IPC reads them as they are. ``nbytes`` reads the first offset without a check."""
+    """Return a batch whose ``nbytes`` is safe. If all lists of a batch are empty, the offsets of
+    lists inside them may be an empty buffer: Spark makes such batches (SPARK-55056), and Arrow's
+    IPC reads them as they are. ``nbytes`` reads the first offset without a check."""
     columns = [
         pa.concat_arrays([column])
         if any(buffer is not None and not buffer.size for buffer in column.buffers())

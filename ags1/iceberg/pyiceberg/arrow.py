@@ -22,11 +22,12 @@ from pyiceberg.types import (
     NestedField,
     PrimitiveType,
     StructType,
+    TimestampNanoType,
+    TimestampType,
 )
 from pyiceberg.utils.config import Config
 
 from ...arrow_nested import with_child
-from .expressions import PER_DAY
 
 __all__ = [
     "check_arrow_schema",
@@ -42,8 +43,9 @@ class _Projection(ArrowProjectionVisitor):
     not become empty. Dates are read as times if format version 3 promotes the column."""
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
-        if isinstance(field.field_type, tuple(PER_DAY)) and pa.types.is_date32(values.type):
-            return values.cast(schema_to_pyarrow(field.field_type, include_field_ids=False))
+        kind = field.field_type
+        if isinstance(kind, TimestampType | TimestampNanoType) and pa.types.is_date32(values.type):
+            return values.cast(schema_to_pyarrow(kind, include_field_ids=False))
         return super()._cast_if_needed(field, values)
 
     def list(
