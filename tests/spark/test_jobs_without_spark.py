@@ -56,7 +56,7 @@ from ags1.spark.storage.protocol import Attempt, JobEndedError, Staging
 from ags1.spark.storage.remote import RemoteStorage
 from tests.aws_server import aws_server, dummy_environment
 
-from .conftest import LedgerPlace
+from .conftest import LedgerPlace, step_around
 
 
 class _Context:
@@ -477,7 +477,7 @@ class _Steps:
         self._lock = threading.RLock()
         self._left, self._act, self._later = at, act, later
         self.is_over = False
-        for owner, name in (
+        calls = (
             (files, "create"),
             (files, "check_mark"),
             (files, "remove"),
@@ -488,17 +488,8 @@ class _Steps:
             (MemoryFile, "write"),
             (MemoryFile, "commit"),
             (Work, "_result"),
-        ):
-            patch.setattr(owner, name, self._around(getattr(owner, name)))
-
-    def _around(self, call: Any) -> Any:
-        def called(*args: Any, **more: Any) -> Any:
-            self._step()
-            result = call(*args, **more)
-            self._step()
-            return result
-
-        return called
+        )
+        step_around(patch, calls, self._step)
 
     def _step(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What the specifications fix: how files begin, reserved field ids, names. Also our own limit."""
+"""What the specifications fix: how files begin, reserved field ids, names. One limit is our own."""
 
 AVRO_MAGIC, PUFFIN_MAGIC = b"Obj\x01", b"PFA1"
 PARQUET_MAGIC, ENCRYPTED_PARQUET_MAGIC = b"PAR1", b"PARE"
