@@ -533,9 +533,9 @@ def test_what_an_alias_stands_for_is_noted_beside_it(faults: Faults) -> None:
     assert kek.entry.encrypted_by_id == "alias/a"
     assert list(kek.entry.properties) == ["ags1.master-key", "KEY_TIMESTAMP"]  # Java's order
     assert kek.entry.properties["ags1.master-key"] == KEY_ARN
-    # It does not unwrap with the key that an entry merely says.
+    # A key that only the entry names is not asked to unwrap.
     faults.by_operation["Decrypt"] = opens_only(KEY_ARN)
-    with pytest.raises(KmsUnwrapError, match=f"says that it was wrapped by '{KEY_ARN}'"):
+    with pytest.raises(KmsUnwrapError, match=f"says that '{KEY_ARN}' wrapped it"):
         KeyEncryptionKey.unwrap(kms, kek.entry)
     assert [r.json["KeyId"] for r in faults.requests if r.operation == "Decrypt"] == ["alias/a"]
     faults.by_operation["Decrypt"] = ok(Plaintext=encoded(KEY))

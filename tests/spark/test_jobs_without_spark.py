@@ -513,8 +513,8 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
     sizes: list[int],
     is_cut: bool,
 ) -> None:
-    """Whenever another job clears what it has staged."""
-    if is_cut:  # elsewhere, each write looks at the mark
+    """Another job clears what the task has staged, after each step of the task in turn."""
+    if is_cut:  # each write to a remote storage looks at the mark
         monkeypatch.setattr(remote, "_MARK_SECONDS", 0)
     root = f"memory://{tmp_path}/out" if where == "memory" else str(tmp_path / "out")
     storage = storage_of(root)
@@ -526,7 +526,7 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
     at, outcomes = 0, set()
 
     def no_plaintext() -> None:
-        if where == "local":  # not even as long as the task runs
+        if where == "local":  # not even while the task runs
             assert not any(path.stat().st_size for path in Path(root).iterdir())
 
     while True:
@@ -566,7 +566,7 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
 
 
 class _LastFails(Encrypting):
-    """Finds the KMS out of reach when the other files are staged."""
+    """For the last file, the KMS cannot be reached. The other files are staged by then."""
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         if piece.number:

@@ -241,7 +241,7 @@ def check(kind: str, transform: str, chance: random.Random, count: int) -> None:
             order = chance.choice([None, in_java]) if kind == "uuid" else None
             file = partition.file(found, order, chance.choice([None, 0, 1, 2]))
             agree(of_files.of_file(file), found, file)
-            # The partition alone speaks of all of its rows.
+            # The partition alone is about all of its rows, not those of one file.
             agree(of_files.of_partition(file), partition.values, partition.key)
             residual = of_files.residual(file)
             decided = True if residual == ex.AlwaysTrue() else None

@@ -1,5 +1,5 @@
 """Rows in every layout that Arrow has for them: views, runs, dictionaries, slices, and values that
-no row has, under a null or in a gap. What is right are the Python rows that it was made of."""
+no row has, under a null or in a gap. Python's rows, of which the arrays were made, are right."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KIND = pa.struct(
 
 
 class Layouts:
-    """Makes values, and arrays of them. What is not seen of an array is arbitrary."""
+    """Makes values, and arrays of them. The hidden values of an array are arbitrary."""
 
     def __init__(self, seed: int) -> None:
         self._choose = random.Random(seed)
