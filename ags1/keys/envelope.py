@@ -114,7 +114,7 @@ class EncryptedKey:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """The timestamp as a number; None if there is none, or if it is not decimal digits. Raises
+        """The timestamp as a number; None if there is none, or if it is not decimal. Raises
         as ``timestamp``."""
         timestamp = self.timestamp or ""
         return int(timestamp) if _DECIMAL.fullmatch(timestamp) else None

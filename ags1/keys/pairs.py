@@ -219,7 +219,7 @@ def already_exists(path: str) -> FileExistsError:
 
 
 def present_sidecar(path: str) -> PresentSidecar | None:
-    """Return the sidecar that is there, None if there is none, or a stream. Raises OSError."""
+    """Return the sidecar at a path; None if there is none, or a stream. Raises OSError."""
     if is_stream(path):
         return None
     try:

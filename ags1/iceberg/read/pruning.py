@@ -134,7 +134,7 @@ class FileFilter:
 
 
 class _Decisions(BooleanExpressionVisitor[_Decision]):
-    """Makes one function of a filter. ``judge`` makes those of its bound predicates."""
+    """Turns a filter into a function. ``judge`` returns the functions of bound predicates."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Column(NamedTuple):
     parent_id: int
 
 
-# What the columns of a schema are in.
+# The struct that the columns of a schema are in.
 _SCHEMA = Column(-1, "", None, in_collection=False, in_key=False, parent_id=-1)
 
 

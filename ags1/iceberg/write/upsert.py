@@ -128,7 +128,7 @@ class Upsert:
         return [self._row_of[key] for key in _as_bytes(keys)]
 
     def _changed(self, batch: pa.RecordBatch, rows: list[int]) -> list[int]:
-        """Return those of the rows that differ from the table's rows in ``batch`` in a value."""
+        """Return the rows that differ in a value from the table's rows in ``batch``."""
         if not self._values or not rows:
             return []
         table = row_digests(batch.select(self._values).columns)

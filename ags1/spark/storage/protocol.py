@@ -199,7 +199,7 @@ class Storage(Protocol):
 
     def end_mark(self, job_id: str, root: str) -> None:
         """Tell the tasks of a job, which may outlast it, to stage nothing any more. ``clear`` comes
-        after this. What a task stages later, it removes when it looks at the mark."""
+        after this. If a task stages files later, it removes them when it looks at the mark."""
 
     def remove_mark(self, job_id: str, root: str) -> None:
         """Remove all that is left of a job's mark. What cannot be removed stays."""
