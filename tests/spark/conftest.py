@@ -41,7 +41,7 @@ _CONF = {
 def step_around(
     patch: pytest.MonkeyPatch, calls: Iterable[tuple[Any, str]], step: Callable[[], object]
 ) -> None:
-    """Call ``step`` before and after each call of these methods or functions: an owner, a name."""
+    """Call ``step`` before and after each call of some functions, given by owner and name."""
 
     def around(call: Any) -> Any:
         def called(*args: Any, **more: Any) -> Any:
@@ -152,8 +152,8 @@ def spark(
 
 @pytest.fixture(autouse=True)
 def late_seconds() -> Iterator[pytest.MonkeyPatch]:
-    """Let the next job remove the note of a dead one at once. With ``undo``, it stays for a while.
-    Tests undo what they have changed by the other fixture."""
+    """Let the next job remove the note of a dead one at once. After ``undo``, the note stays for a
+    while. It is not ``monkeypatch``, so that a test can undo this alone, or all else alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "LATE_SECONDS", 0)
         yield patch

@@ -435,8 +435,8 @@ class TestRuns:
 def test_an_alias_that_was_pointed_at_a_new_key(
     places: Places, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Naming the former key mends the ledger; and no key is wrapped under a name that only the
-    ledger gives."""
+    """If the former key is named, the ledger is mended. No key is wrapped under a name that only
+    the ledger gives."""
     boto3 = pytest.importorskip("boto3")
     places.write("a", "b")
     with aws_server() as endpoint:
@@ -464,8 +464,8 @@ def test_an_alias_that_was_pointed_at_a_new_key(
 
 
 class _Steps:
-    """Calls ``act`` before or after the ``at``-th call of one of some methods, and ``later`` at all
-    that come after that."""
+    """Calls ``act`` at the ``at``-th step of a task, and ``later`` at each step after that. There is
+    a step before and after each call of some functions."""
 
     def __init__(
         self,

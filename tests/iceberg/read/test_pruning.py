@@ -113,7 +113,7 @@ def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
 
 
 def filters(kind: str, chance: random.Random) -> Iterator[_Filter]:
-    """Filters without end, each with what it says of a value."""
+    """Yield filters without end, each with the function that says what it is for a value."""
     literals = [value for value in VALUES[kind][1] if value == value]
 
     def literal() -> Any:
@@ -158,7 +158,7 @@ def filters(kind: str, chance: random.Random) -> Iterator[_Filter]:
 
 
 class Partition:
-    """The rows of one partition, and what a manifest says of some of them."""
+    """The rows of one partition, and what a manifest says about some of them."""
 
     def __init__(self, kind: str, key: Any, values: list[Any]) -> None:
         self.type: Any = NestedField(1, "x", kind).field_type

@@ -173,7 +173,7 @@ def _end_to_end(parts: list[list[Any]]) -> tuple[pa.Array, list[Any]]:
 
 
 def in_python(value: Any, kind: pa.DataType) -> Any:
-    """A value as fastavro has it, whose maps are dicts, in the form of Arrow."""
+    """Return a value of fastavro, whose maps are dicts, in Arrow's form."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_struct(kind):
@@ -312,7 +312,7 @@ def test_what_a_null_struct_hides_is_in_no_metrics(
 
 
 def nested(shape: str, levels: int, is_required: bool) -> tuple[Schema, Any]:
-    """A column of types in each other, and a value of it."""
+    """Return a column of nested types, and a value of it."""
     kind: IcebergType = IntegerType()
     value: Any = 1
     for n in range(levels):
