@@ -464,7 +464,7 @@ def test_an_alias_that_was_pointed_at_a_new_key(
 
 
 class _Steps:
-    """Calls ``act`` at the ``at``-th step of a task, and ``later`` at each step after that. There is
+    """Calls ``act`` at the ``at``-th step of a task, and ``later`` at each step after it. There is
     a step before and after each call of some functions."""
 
     def __init__(
