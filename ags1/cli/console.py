@@ -51,12 +51,10 @@ class BinaryOutput(io.RawIOBase):
     ReaderGoneError, or OSError. Its users flush it, and do not close it."""
 
     def __init__(self, name: str = STREAM, *, overwrite: bool = False) -> None:
-        if name != STREAM:
-            self.name = name
-            self._file: BinaryIO = open_stream(name, overwrite=overwrite)
-            return
-        self.name = STDOUT
-        self._file = _standard_output().buffer
+        self.name = STDOUT if name == STREAM else name
+        self._file: BinaryIO = (
+            _standard_output().buffer if name == STREAM else open_stream(name, overwrite=overwrite)
+        )
 
     def writable(self) -> bool:
         return True

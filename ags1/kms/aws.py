@@ -194,11 +194,10 @@ class AwsKms(SdkClient[Any]):
             "CiphertextBlob": _checked_wrapped_key(wrapped_key),
             "EncryptionAlgorithm": self._algorithm,
         }
-        former = self._former_keys.get(key_id, ())
         try:
             return self._bytes(self._ask("decrypt", key_id, request), "Plaintext")
         except _NEXT_KEY:
-            for other in former:
+            for other in self._former_keys.get(key_id, ()):
                 with contextlib.suppress(*_NEXT_KEY):
                     return self._bytes(self._ask("decrypt", other, request), "Plaintext")
             raise

@@ -127,11 +127,8 @@ def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
         kinds = {field.name: field.field_type for field in kind.fields}
         return pa.struct([typed(f, kinds[f.name]) if f.name in kinds else f for f in source])
     if pa.types.is_map(source) and isinstance(kind, MapType):
-        key, item = (
-            typed(source.key_field, kind.key_type),
-            typed(source.item_field, kind.value_type),
-        )
-        return pa.map_(key, item)
+        key = typed(source.key_field, kind.key_type)
+        return pa.map_(key, typed(source.item_field, kind.value_type))
     is_list = pa.types.is_list(source) or pa.types.is_large_list(source)
     if isinstance(kind, ListType) and (is_list or pa.types.is_fixed_size_list(source)):
         return pa.list_(typed(source.value_field, kind.element_type))

@@ -200,11 +200,6 @@ class EncryptedPlanner(ManifestPlanner):
             include_empty_files=strtobool(self.options.get("include_empty_files", "false")),
         )
 
-    def all_rows_match(self, file: DataFile) -> bool:
-        """Return whether a data file's partition and metrics say that the filter is true for all of
-        its rows, so that the file need not be read."""
-        return self.file_filter.of_file(file) is True
-
     def check(self, file: ContentFile) -> None:
         """Raise NotEncryptedError or NotImplementedError if ``plan_files`` does for this file."""
         if not file.is_encrypted and files_of(self.io).require_encrypted:
