@@ -520,8 +520,8 @@ cdef WriteBatch NO_BATCH = WriteBatch()
 
 
 cdef list running():
-    """The instructions that run in all Python frames of this thread. If C code makes several calls,
-    they are the same for each."""
+    """Return where each Python frame of this thread is. If C code makes several calls, this does
+    not change between them."""
     cdef list instructions = []
     frame = sys._getframe()
     while frame is not None:
@@ -583,9 +583,9 @@ cdef class FastWriter:
         return True
 
     def seekable(self):
-        """Return False. But tell the constructor of ``io.TextIOWrapper`` True: if its file cannot
-        seek, a text has no byte-order mark of UTF-16 and UTF-32, and no ``tell``. It never seeks by
-        itself. It calls ``writable`` and then this method, from C."""
+        """Return False, and True to the constructor of ``io.TextIOWrapper`` alone. If its file
+        cannot seek, a text has no ``tell`` and no byte-order mark of UTF-16 and UTF-32. It never
+        seeks by itself. It calls ``writable`` and then this method from C, from one place."""
         check_open(self)
         asked, self.asked = self.asked, None
         return asked is not None and asked == running()

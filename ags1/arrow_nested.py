@@ -5,9 +5,9 @@ makes offsets that are missing.
     offsets      0     2       4       those of the whole array
     values       x  y  a  b            compacted(): a b, with the offsets 0 0 2
 
-Arrow neither casts nor writes to Parquet a null that is in a field without nulls, even if the
-struct or list around it is null, too. ``without_hidden_nulls`` takes such nulls away. Follows
-Arrow's columnar format. Knows nothing of files.
+Arrow refuses to cast a null in a required field, or to write it to Parquet, even if the struct or
+list around it is null, too. ``without_hidden_nulls`` removes such nulls. Follows Arrow's columnar
+format. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
 
 
 def with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose ``nbytes`` may be asked for. If the lists of a batch are all empty, the
-    offsets of lists inside them may be an empty buffer: Spark makes such batches (SPARK-55056), and
-    Arrow's IPC reads them as they are. ``nbytes`` reads the first offset without a check."""
+    """Return a batch whose ``nbytes`` is safe. If all lists of a batch are empty, the offsets of
+    lists inside them may be an empty buffer: Spark makes such batches (SPARK-55056), and Arrow's
+    IPC reads them as they are. ``nbytes`` reads the first offset without a check."""
     columns = [
         pa.concat_arrays([column])
         if any(buffer is not None and not buffer.size for buffer in column.buffers())
@@ -40,8 +40,8 @@ def with_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def compacted(array: pa.Array) -> pa.Array:
     """Return a list or map whose child array has the elements of its lists and no others. A list of
-    a fixed size becomes one with offsets. List views are not taken. Raises ValueError for offsets
-    that descend."""
+    a fixed size becomes one with offsets. List views are not accepted. Raises ValueError for
+    offsets that descend."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         kind = pa.list_(kind.value_field)
@@ -73,8 +73,9 @@ def compacted(array: pa.Array) -> pa.Array:
 
 
 def for_parquet(rows: pa.Table) -> pa.Table:
-    """Return rows that Arrow writes to Parquet: the nulls of fields that are not nullable have some
-    value if a null struct or list hides them, which is not stored. Arrow refuses other nulls."""
+    """Return rows that Arrow writes to Parquet. If a null struct or list hides the null of a
+    required field, this null becomes some value, which is not stored. Arrow refuses other nulls of
+    required fields."""
     if not any(map(_has_required, rows.schema.types)):
         return rows
     columns = [

@@ -25,8 +25,8 @@ class AtomicFile:
     If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
     the file, less the umask and without setuid, setgid and sticky bits. None keeps the bits of an
-    existing target, and gives 0666 less the umask to a new one. What ``is_stream`` (``/dev/null``,
-    ``/dev/stdout``) is refused.
+    existing target, and gives 0666 less the umask to a new one. A target that is a stream
+    (``is_stream``: ``/dev/null``, ``/dev/stdout``) is refused.
     """
 
     # An interrupt may come before the constructor has set anything.

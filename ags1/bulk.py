@@ -66,7 +66,7 @@ def encrypt_file(
     the call ends with that exception.
 
     If the target is a pipe, a device or an open file of this process (``/dev/fd/N``), it is written
-    as a stream, also without ``overwrite``. If the call fails, its end is as after ``open``.
+    as a stream, also without ``overwrite``. If the call fails, the stream ends as after ``open``.
 
     If the file system supports it, the target's whole size is reserved first, so that a full disk
     is an OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,

@@ -1,5 +1,5 @@
 """Outputs that are written as streams, because no file can take their place: pipes, devices, and
-what this process was given open (``/dev/stdout``, ``/dev/fd/N``, ``/proc/self/fd/N``). Knows
+files that are open in this process (``/dev/stdout``, ``/dev/fd/N``, ``/proc/self/fd/N``). Knows
 nothing of AGS1."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MAX_LINKS = 40
 
 
 class _WaitingFile(io.FileIO):
-    """A descriptor that waits while it takes no data, even in non-blocking mode. The mode is not
-    changed, because other processes share it. Errors have the file's ``name``."""
+    """A descriptor whose ``write`` waits until it takes data, even in non-blocking mode. The mode
+    is not changed, because other processes share it. Errors have the file's ``name``."""
 
     def write(self, data: Buffer, /) -> int:
         try:
@@ -42,7 +42,7 @@ class _WaitingFile(io.FileIO):
 
 
 def _writer(fd: int, name: str, *, closefd: bool = True) -> io.BufferedWriter:
-    """Return what writes all that it is given to a descriptor, or raises OSError."""
+    """Return a writer to a descriptor. It writes all that it is given, or raises OSError."""
     raw = _WaitingFile(fd, "w", closefd=closefd)
     raw.name = name
     return io.BufferedWriter(raw)
@@ -120,7 +120,7 @@ def open_stream(path: Path, *, overwrite: bool) -> io.BufferedWriter:
 def refuse_planted(name: str, owner: int) -> None:
     """Refuse another user's link or pipe in a folder where everybody may create files (``/tmp``).
     For ``open``, the kernel does that (``fs.protected_symlinks``, ``fs.protected_fifos``). It
-    cannot if we follow a link, or open only what exists. Raises PermissionError."""
+    does not if we follow the link ourselves, or open without O_CREAT. Raises PermissionError."""
     folder = os.stat(os.path.dirname(os.path.abspath(name)))
     anybody = stat.S_ISVTX | stat.S_IWOTH
     if folder.st_mode & anybody == anybody and owner not in (os.geteuid(), folder.st_uid):

@@ -38,9 +38,9 @@ def extent(file: Any) -> tuple[int, int] | None:
 
 
 def is_io_like(file: Any) -> bool:
-    """Whether a file object has the interface of ``io``. What lacks ``readable`` may have methods
-    of these names that do other things: ``readinto`` of Azure's downloads takes a file, and
-    ``write`` of obstore's files keeps the memory that it is given."""
+    """Whether a file object has the interface of ``io``. An object without ``readable`` may have
+    methods of the same names that do other things: ``readinto`` of Azure's downloads takes a file,
+    and ``write`` of obstore's files keeps the memory that it is given."""
     return hasattr(file, "readable")
 
 

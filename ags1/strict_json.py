@@ -21,8 +21,8 @@ class _DuplicateName(Exception):
 
 
 def parse(text: str | bytes, make: Callable[[Pairs], dict[str, Any]] = dict) -> Any:
-    """Return the parsed JSON; ``make`` makes the objects. Raises ValueError, whose message goes on
-    after the name of what was parsed."""
+    """Return the parsed JSON; ``make`` makes the objects. Raises ValueError, whose message is a
+    predicate: the caller puts the name of what was parsed before it."""
 
     def unique(pairs: Pairs) -> dict[str, Any]:
         made = make(pairs)
@@ -35,8 +35,8 @@ def parse(text: str | bytes, make: Callable[[Pairs], dict[str, Any]] = dict) -> 
         return json.loads(text, object_pairs_hook=unique)
     except _DuplicateName as error:
         problem = (
-            f"has the name {error.args[0]!r} twice in one object, and only one of the two can be "
-            "read: keep the other one in another file, or rename it"
+            f"has the name {error.args[0]!r} twice in one object, and programs differ in which of "
+            "the two they read: restore a copy, or rename or remove one of the two"
         )
     except (ValueError, RecursionError):
         problem = "is not JSON"

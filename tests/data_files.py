@@ -97,7 +97,7 @@ def read_avro(record: ContentFile) -> tuple[dict[str, Any], list[dict[str, Any]]
         return dict(reader.metadata), list(reader)
 
 
-# Of the items of a list.
+# Types of the items of a list.
 NESTED = [
     pa.string(),
     pa.list_(pa.string()),
@@ -107,7 +107,7 @@ NESTED = [
 
 
 def without_offsets(kind: pa.DataType) -> pa.Table:
-    """A row with an empty list of items of a type that have no value, and no offsets either."""
+    """Return a row with an empty list of items of a type. These have no values and no offsets."""
     items = _no_values(kind)
     zeros = pa.py_buffer(bytes(8))
     lists = pa.Array.from_buffers(pa.list_(kind), 1, [None, zeros], children=[items])

@@ -15,7 +15,14 @@ from collections.abc import Callable
 
 import pytest
 
-from ags1.errors import KmsError, KmsKeyNotFoundError, KmsUnavailableError, KmsUnwrapError
+from ags1.errors import (
+    KmsAccessDeniedError,
+    KmsError,
+    KmsKeyNotFoundError,
+    KmsUnavailableError,
+    KmsUnwrapError,
+)
+from ags1.keys import KeyEncryptionKey
 from ags1.kms import KmsClient
 
 KEY = bytes(range(100, 116))
@@ -27,6 +34,24 @@ def spellings(secret: bytes) -> list[bytes]:
 
     raw = [secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")]
     return [*raw, repr(secret)[2:-1].encode()]
+
+
+def check_rights(
+    kms: KmsClient, key_id: str, wrapped: bytes, may: str, **more: Callable[[], object]
+) -> None:
+    """Check that the service allows the calls that ``may`` names and no others: to make a KEK, to
+    wrap, to unwrap, and ``more``."""
+    for name, call in {
+        "make": lambda: KeyEncryptionKey.generate(kms, key_id, key_size=16),
+        "wrap": lambda: kms.wrap_key(KEY, key_id),
+        "unwrap": lambda: kms.unwrap_key(wrapped, key_id),
+        **more,
+    }.items():
+        if name in may.split():
+            call()
+        else:
+            with pytest.raises(KmsAccessDeniedError):
+                call()
 
 
 def everything_said(error: BaseException) -> bytes:

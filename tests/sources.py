@@ -74,7 +74,7 @@ class Stingy(io.RawIOBase):
 
 
 class Sftp:
-    """A file as paramiko's SFTPFile: ``seek`` and ``write`` return None, and it is none of io's."""
+    """A file as paramiko's SFTPFile: ``seek`` and ``write`` return None. It is not of ``io``."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.inner = io.BytesIO(data)

@@ -47,16 +47,14 @@ def binary_input() -> BinaryIO:
 
 
 class BinaryOutput(io.RawIOBase):
-    """Standard output, or the stream of another name. Writes all of what it is given; raises
-    ReaderGoneError, or OSError. It is flushed, but not closed, by its users."""
+    """Standard output, or the stream of another name. Writes all that it is given; raises
+    ReaderGoneError, or OSError. Its users flush it, and do not close it."""
 
     def __init__(self, name: str = STREAM, *, overwrite: bool = False) -> None:
-        if name != STREAM:
-            self.name = name
-            self._file: BinaryIO = open_stream(name, overwrite=overwrite)
-            return
-        self.name = STDOUT
-        self._file = _standard_output().buffer
+        self.name = STDOUT if name == STREAM else name
+        self._file: BinaryIO = (
+            _standard_output().buffer if name == STREAM else open_stream(name, overwrite=overwrite)
+        )
 
     def writable(self) -> bool:
         return True
@@ -111,8 +109,8 @@ def print_error(text: str) -> None:
 
 
 def write_error(text: str) -> bool:
-    """Write to standard error. Return False if that fails, unless it is closed: then nobody waits
-    for it."""
+    """Write to standard error; return False if the text is lost. If standard error is closed, or
+    its reader has gone, nobody waits for the text, so that is no loss."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -176,7 +174,7 @@ def warnings_as_lines(*, quiet: bool) -> Iterator[None]:
 
 
 def forget_output(stream: TextIO | None = None) -> None:
-    """Let Python's last flush of standard output, or of ``stream``, succeed: it has failed."""
+    """Standard output, or ``stream``, has failed: let Python's last flush of it succeed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, (stream or sys.stdout).fileno())

@@ -522,9 +522,9 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy files, and then remove those that were copied. Over local files, a path is no
-        pattern. Raises OSError if a folder is moved into itself, and BlockingIOError if another
-        process has replaced a file meanwhile. Then nothing is removed."""
+        """Copy files, and then remove those that were copied. If the storage is local, a path is
+        not a pattern. Raises OSError if a folder is moved into itself, and BlockingIOError if
+        another process has replaced a file meanwhile. Then nothing is removed."""
         if isinstance(path1, str) and isinstance(path2, str):
             source, target = self._strip_protocol(path1), self._strip_protocol(path2)
             if self.isfile(source) and stored_path(source) == stored_path(target):
@@ -572,14 +572,15 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     def rm(
         self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None
     ) -> None:
-        """Remove files, and with ``recursive`` folders. Over local files, a path is no pattern. A
-        folder in which other files are is not removed: what is not shown is not deleted."""
+        """Remove files, and with ``recursive`` folders. If the storage is local, a path is not a
+        pattern. A folder that contains other files is not removed: what is not shown is not
+        deleted."""
         paths = self._expand(path, recursive=recursive, maxdepth=maxdepth)
         self._remove_all(paths, recursive=recursive)
 
     def _expand(self, path: Any, *, recursive: bool, maxdepth: int | None) -> list[str]:
-        """Return the paths that ``rm`` and ``mv`` mean. As in fsspec, those of local files are no
-        patterns."""
+        """Return the paths that ``rm`` and ``mv`` are given, expanded. As in fsspec, those of local
+        files are not patterns."""
         paths: list[str] = self.expand_path(
             [path] if isinstance(path, (str, os.PathLike)) else path,
             recursive=recursive,

@@ -42,7 +42,7 @@ KEY_TIMESTAMP_PROPOSED = "key-timestamp"
 # it before KEY_TIMESTAMP, and the Hive catalog's hash is that of Java's text.
 MASTER_KEY = "ags1.master-key"
 _KEY_ID_SIZE = 16
-# As Java writes a long. Nothing else may be there: see ``KeyEncryptionKey._additional_data``.
+# A timestamp, as Java writes a long. No other text is accepted: see ``_additional_data``.
 _DECIMAL = re.compile(r"-?[0-9]{1,19}")
 _FIELDS = frozenset({"key-id", "encrypted-key-metadata", "encrypted-by-id", "properties"})
 
@@ -114,7 +114,7 @@ class EncryptedKey:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """The timestamp as a number; None if there is none, or if it is not decimal digits. Raises
+        """The timestamp as a number; None if there is none, or if it is not decimal. Raises
         as ``timestamp``."""
         timestamp = self.timestamp or ""
         return int(timestamp) if _DECIMAL.fullmatch(timestamp) else None
@@ -156,8 +156,8 @@ class KeyEncryptionKey(Secret):
         cls, kms: KmsClient, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
     ) -> KeyEncryptionKey:
         """Make a KEK of ``key_size`` bytes under the master key; one KMS call. The KMS makes the
-        key if it can and the caller may have it do so. Otherwise it is random bytes from the
-        kernel, which the KMS wraps. Raises KmsError."""
+        key if it can and the caller has the right to that. Otherwise the key is random bytes from
+        the kernel, which the KMS wraps. Raises KmsError."""
         made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         properties = {**_own_name(kms, master_key_id), KEY_TIMESTAMP: str(now_ms)}
@@ -183,8 +183,8 @@ class KeyEncryptionKey(Secret):
             if own == master_key_id:
                 raise
             raise KmsUnwrapError(
-                f"{error.message}. The entry says that it was wrapped by {own!r}: if you know this "
-                "as your key, name it too, and wrap the key again"
+                f"{error.message}. The entry says that {own!r} wrapped it: if you know that this "
+                "is your key, name it too, and wrap the key again"
             ) from None
 
     @property
@@ -221,9 +221,9 @@ class KeyEncryptionKey(Secret):
         return KeyMetadata.from_bytes(data)
 
     def _additional_data(self, purpose: bytes) -> bytes:
-        """Join the timestamp and a purpose. The timestamp is in the entry, which others may change.
-        It is digits only, and a purpose begins with none. So the two can be told apart, and no
-        other timestamp makes one purpose of another."""
+        """Return the timestamp and then a purpose. Others may change the timestamp, which is in the
+        entry. It has digits alone, except for a sign, and a purpose does not begin with a digit. So
+        no other timestamp turns one purpose into another."""
         if purpose[:1].isdigit():
             raise ValueError("a purpose cannot begin with a digit: it follows the timestamp")
         return self._aad + purpose
@@ -259,7 +259,7 @@ class KeyEncryptionKey(Secret):
 
 def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKey:
     if kms.supports_key_generation:
-        # It makes none of this size, or the caller may wrap keys and not have them made.
+        # It makes no key of this size, or the caller has the right to wrap keys, not to make them.
         with contextlib.suppress(NotImplementedError, KmsAccessDeniedError):
             made = kms.generate_key(master_key_id, key_size)
             key_made = _bytes(made.key)
@@ -313,7 +313,7 @@ def new_key_id() -> str:
 
 
 def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
-    """Parse an ``encryption-keys`` list. None, which is JSON's null, stands for no list. Raises
+    """Parse an ``encryption-keys`` list; None (JSON's null) is taken for an empty one. Raises
     KeyMetadataError, also if an ID occurs twice."""
     if entries is None:
         return ()

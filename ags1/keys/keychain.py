@@ -122,11 +122,11 @@ def default_trust(kms: KmsClient, key_ids: Collection[str]) -> frozenset[str] | 
 def unwrap_trusted(
     keks: KekCache, entry: EncryptedKey, trusted_key_ids: Collection[str] | None
 ) -> KeyEncryptionKey:
-    """Return an entry's KEK. If master keys are named, only these unwrap it. The one that the entry
-    names comes first, and then the others: one key can have several names (an alias, an ARN, a
-    replica's ARN), and one name can have had several keys. None unwraps with the key that the entry
-    names. Raises KmsError, and KeyMetadataError if the entry names another key and none opens it.
-    """
+    """Return an entry's KEK. If ``trusted_key_ids`` is None, the key that the entry names unwraps
+    it. Otherwise only the trusted ones are tried: first the one that the entry names, if it is
+    among them, and then the others, because one key can have several names (an alias, an ARN, a
+    replica's ARN), and one name can have had several keys. Raises KmsError, and KeyMetadataError if
+    the entry names another key and no trusted one unwraps it."""
     if trusted_key_ids is None:
         return keks.unwrap(entry)
     named = entry.encrypted_by_id

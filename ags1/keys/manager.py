@@ -46,7 +46,7 @@ CLOCK_SKEW_MS = 24 * 60 * 60 * 1000
 Clock = Callable[[], int]
 
 _log = logging.getLogger(__name__)
-# What says that an entry does not open, and nothing about other entries.
+# Errors that say that one entry does not open, and nothing about other entries.
 _UNOPENED = (
     AuthenticationError,
     KeyMetadataError,
@@ -232,7 +232,7 @@ class EncryptionManager:
 
     def rotate(self, needed: Collection[str] | None = None) -> EncryptionManager:
         """Return a manager with one new KEK, which wraps every manifest list's key, and without the
-        other KEKs. The new KEK is as long as the longest of these keys at least. Entries keep their
+        other KEKs. The new KEK is at least as long as the longest of these keys. Entries keep their
         IDs, so that snapshots need no change.
 
         Java uses any unexpired KEK for its next commit, so the old KEKs are removed. What
@@ -246,7 +246,7 @@ class EncryptionManager:
         """
         rewrapped: list[tuple[EncryptedKey, KeyMetadata]] = []
         kept: list[EncryptedKey] = []
-        closed: set[str | None] = set()  # KEKs, each of which is asked for once
+        closed: set[str | None] = set()  # IDs of KEKs that are not tried again
         size = 0
         for entry in self.encryption_keys:
             if self._is_kek(entry):

@@ -70,8 +70,8 @@ def publish_pair(
 ) -> None:
     """Give the file ``staged`` and its sidecar their names: steps 2 to 4. With ``takes_orphans``,
     the key is added to a sidecar that has no file; it excludes ``overwrite``. Raises OSError, and
-    KeyMetadataError if the sidecar has no room. A sidecar that is a stream is written, and the file
-    gets its name: there is nothing to replace or to take back."""
+    KeyMetadataError if the sidecar has no room. If the sidecar is a stream, it is written, and then
+    the file gets its name: there is nothing to replace or to take back."""
     is_sent = is_stream(sidecar_file)
     with contextlib.ExitStack() as locks:
         status = os.stat(staged)
@@ -219,7 +219,7 @@ def already_exists(path: str) -> FileExistsError:
 
 
 def present_sidecar(path: str) -> PresentSidecar | None:
-    """Return the sidecar that is there, None if there is none, or a stream. Raises OSError."""
+    """Return the sidecar at a path; None if there is none, or a stream. Raises OSError."""
     if is_stream(path):
         return None
     try:

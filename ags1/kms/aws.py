@@ -81,7 +81,7 @@ _UNRECOGNIZED = frozenset(
     "SignatureDoesNotMatch UnrecognizedClientException".split()
 )
 _NOT_UNWRAPPED = frozenset(("InvalidCiphertextException", "IncorrectKeyException"))
-# What says that one key does not unwrap, and nothing about another key.
+# Errors that say that one key does not unwrap, and nothing about other keys.
 _NEXT_KEY = (KmsUnwrapError, KmsAccessDeniedError, KmsKeyNotFoundError, KmsKeyDisabledError)
 # Our messages quote the service's message only for these codes. Other messages may have secrets:
 # ValidationException quotes parameters, and the message about a wrong signature quotes the request
@@ -137,8 +137,8 @@ class AwsKms(SdkClient[Any]):
     - ``http-client.apache.connection-timeout-ms`` and ``.socket-timeout-ms`` (``.urlconnection.``
       if ``http-client.type`` says so), otherwise ``kms.connect-timeout-ms`` and
       ``kms.read-timeout-ms``; ``kms.max-attempts``.
-    - ``kms.aws.former-keys``: pairs ``NAME=KEY``, separated by commas. If the master key ``NAME``
-      does not unwrap a key, ``KEY`` is tried, which ``NAME`` stood for earlier.
+    - ``kms.aws.former-keys``: pairs ``NAME=KEY``, separated by commas. ``KEY`` is what the alias
+      ``NAME`` pointed to before. It is tried if ``NAME`` does not unwrap a key.
 
     ``client.factory`` and ``client.credentials-provider`` name Java classes. Only a class that does
     what this client does is accepted: with any other, the credentials would not be the configured
@@ -194,11 +194,10 @@ class AwsKms(SdkClient[Any]):
             "CiphertextBlob": _checked_wrapped_key(wrapped_key),
             "EncryptionAlgorithm": self._algorithm,
         }
-        former = self._former_keys.get(key_id, ())
         try:
             return self._bytes(self._ask("decrypt", key_id, request), "Plaintext")
         except _NEXT_KEY:
-            for other in former:
+            for other in self._former_keys.get(key_id, ()):
                 with contextlib.suppress(*_NEXT_KEY):
                     return self._bytes(self._ask("decrypt", other, request), "Plaintext")
             raise
@@ -225,7 +224,7 @@ class AwsKms(SdkClient[Any]):
         return GeneratedKey(key, self._wrapped(key_id, answer))
 
     def own_name(self, key_id: str) -> str | None:
-        """Return the ARN of the key that ``key_id`` stood for when it wrapped last."""
+        """Return the ARN of the key that ``key_id`` stood for when it last wrapped a key."""
         return self._arns.get(key_id)
 
     def close(self) -> None:
@@ -388,7 +387,7 @@ def _former_keys(text: str | None) -> dict[str, list[str]]:
         name, equals, key_id = map(str.strip, pair.partition("="))
         if not (name and equals and key_id):
             raise KmsConfigurationError(
-                f"the property {FORMER_KEYS!r} has pairs NAME=KEY, separated by commas"
+                f"the property {FORMER_KEYS!r} must have pairs NAME=KEY, separated by commas"
             )
         former.setdefault(name, []).append(key_id)
     return former
@@ -523,7 +522,7 @@ def _refusal(
         )
     if code == "ValidationException" and "'keyId'" in str(message):
         return KmsKeyNotFoundError(
-            f"{where} does not take {key_id!r} for the name of a master key ({answer}): it is a "
+            f"{where} does not accept {key_id!r} as the name of a master key ({answer}): give a "
             "key's ID or ARN, an alias 'alias/NAME' or an alias's ARN"
         )
     if code == "InvalidKeyUsageException":

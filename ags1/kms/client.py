@@ -50,7 +50,7 @@ class KmsClient(Protocol):
     another user's ARN). Then a key ID from an untrusted source is not used. Without the attribute
     it is true. ``wraps_with_public_key`` says whether public knowledge (RSA) is enough to wrap.
     Then the fact that a wrapped key unwraps does not show who made it. Without the attribute it is
-    false. If a name can come to stand for another key (an alias), a method ``own_name(key_id)`` may
+    false. If a name can be pointed at another key (an alias), a method ``own_name(key_id)`` may
     return the service's own name of the key that ``wrap_key`` or ``generate_key`` used last.
     """
 
@@ -83,8 +83,8 @@ def wraps_with_public_key(kms: KmsClient) -> bool:
 
 
 def own_name(kms: KmsClient, key_id: str) -> str | None:
-    """The service's own name of the key that wrapped last under ``key_id``, if that is another
-    one (see ``KmsClient``)."""
+    """Return the service's own name of the key that last wrapped under ``key_id``; None if it is
+    the same, or if the client does not say (see ``KmsClient``)."""
     name: str | None = getattr(kms, "own_name", lambda _: None)(key_id)
     return None if name == key_id else name
 

@@ -120,8 +120,8 @@ class Keyring(Secret):
         self._keys: Mapping[str, MasterKey] | None = None
         self._seen: object = None
         self._derived: _Seal = None
-        # The passphrase file as it was when it gave the derived key, True if there is no such file;
-        # None after that key has opened the keyring.
+        # The version of the passphrase file that gave the derived key (True if there is no file),
+        # as long as that key has not opened the keyring. Then it is None.
         self._wrong: object = None
 
     @discreet

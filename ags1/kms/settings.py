@@ -266,8 +266,8 @@ def read_file(environ: Mapping[str, str]) -> Layer:
         raise KmsConfigurationError(error.message, file=path) from None
     if layer is None:
         raise KmsConfigurationError("the configuration is not UTF-8: save it as UTF-8", file=path)
-    properties = Properties({**layer.properties, **from_environment(environ).properties})
     if Properties(layer.properties).secrets():
+        properties = Properties({**layer.properties, **from_environment(environ).properties})
         allow_readable = properties.flag(ALLOW_READABLE, default=False)
         check_private(status, path, "configuration with secrets", allow_readable=allow_readable)
     return layer

@@ -157,7 +157,7 @@ class VaultKms(ServiceClient["_Connection"]):
         min_decryption_version is above the version that wrapped it."""
         self._check_key_id(key_id)
         body, doing = _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}"
-        return self._plaintext(self._ask("decrypt", key_id, body, doing, opens=True))
+        return self._plaintext(self._ask("decrypt", key_id, body, doing))
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""
@@ -332,11 +332,11 @@ class VaultKms(ServiceClient["_Connection"]):
         body: Mapping[str, object],
         doing: str,
         *,
-        opens: bool = False,
         quote: bool = True,
     ) -> Mapping[str, Any]:
         answer = self._send("POST", f"{self._mount_path}/{action}/{key_id}", body)
         if not answer.ok:
+            opens = action == "decrypt"
             raise self._failure(answer, doing, key_id, opens=opens, quote=quote)
         return answer.data
 
@@ -355,8 +355,8 @@ class VaultKms(ServiceClient["_Connection"]):
         token = connection.token or self._renewed_token(connection, None)
         answer = self._call(session, method, path, token, body)
         if answer.status == 403 and renews:
-            # If the policy is the cause, another login may be impossible: a secret id may be for
-            # one login. Then the first answer tells more.
+            # If the policy is the cause, another login may fail, because a secret id may be for one
+            # login only. Then the first answer says more.
             with contextlib.suppress(KmsAccessDeniedError):
                 if renewed := self._renewed_token(connection, token):
                     answer = self._call(session, method, path, renewed, body)

@@ -63,8 +63,8 @@ _caches: OncePerProcess[dict[tuple[tuple[str, str], ...], KekCache]] = OncePerPr
 @dataclass(frozen=True, slots=True)
 class FileKeys:
     """Wraps the keys of files under a KEK, and unwraps them; picklable. ``kek`` is the job's, None
-    if nothing is wrapped. ``trusted_key_ids`` are the master keys to unwrap with; None
-    accepts all that the KMS has (see ``Keychain``)."""
+    if nothing is wrapped. ``trusted_key_ids`` are the master keys to unwrap with; None accepts all
+    that the KMS has (see ``Keychain``)."""
 
     kms: KmsConfig
     kek: EncryptedKey | None = None

@@ -8,8 +8,8 @@ from typing import Any
 def register_source(spark: Any, source: type[Any]) -> None:
     """Register a Python data source with a session, and make this the thread's active session.
 
-    ``save`` of a classic session finds a Python data source only in the session that is active in
-    the thread, and PySpark makes a session active in the thread that has started it."""
+    With a classic session, ``save`` finds a Python data source only in the session that is active
+    in the thread. PySpark makes a session active only in the thread that has started it."""
     spark.dataSource.register(source)
     if hasattr(spark, "sparkContext"):
-        spark.createDataFrame([], "none int")  # besides, it makes the session active
+        spark.createDataFrame([], "none int")  # this makes the session active

@@ -698,7 +698,7 @@ def test_a_lost_message_does_not_hide_what_happened(home: Path) -> None:
     succeed("encrypt", "a")
     with open("/dev/full", "wb") as full:
         assert execute("verify", "a.ags1", "--sidecar", "none", stderr=full)[0] == 5
-    # If nobody reads them, messages are not missed.
+    # If nobody reads standard error, no message is lost.
     end, other_end = os.pipe()
     os.close(end)
     note = ("encrypt", "a.ags1", "--skip-existing")

@@ -249,7 +249,7 @@ def test_columns_of_a_file_s_rows(form: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
 def test_views_and_null_structs_of_files(suffix: str) -> None:
-    """Arrow casts list views wrongly, and writes no null under a null struct to Parquet."""
+    """Arrow casts list views wrongly, and refuses a null under a null struct in Parquet."""
     places = pa.array([3, 0, 5], pa.int32()), pa.array([1, 2, 1], pa.int32())
     views = pa.ListViewArray.from_arrays(*places, pa.array(list("abcdef"), pa.string_view()))
     kind = pa.struct([pa.field("x", pa.int64(), nullable=False)])

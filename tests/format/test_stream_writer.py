@@ -383,7 +383,7 @@ def test_text_begins_with_the_mark_that_files_have(tmp_path: Path, encoding: str
         for stream in (file, file.buffer):
             asked = stream.readable(), stream.writable(), stream.seekable()
             assert asked == (False, True, False)
-            # Each call has the same place in the same function.
+            # Both calls come from the same place in the same function.
             names = ["writable", "seekable"]
             assert (ask(stream, names[0]), ask(stream, names[1])) == (True, False)
         with pytest.raises(io.UnsupportedOperation):

@@ -1,4 +1,4 @@
-"""Changes of a column's type: what Java allows, which the tests of ours have as a record."""
+"""Changes of a column's type that Java allows: the record that other tests use is right."""
 
 from __future__ import annotations
 

@@ -1339,8 +1339,8 @@ faults(
         "an exception in the block publishes half a file",
     ),
     (
-        "            self.abort()\n            raise\n\n    def writable",
-        "            raise\n\n    def writable",
+        "            self.abort()\n            raise\n\n    def seek",
+        "            raise\n\n    def seek",
         "a writer that could not be opened leaves its file",
     ),
 )

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,24 @@ _CONF = {
     "spark.eventLog.compress": "false",
     "spark.eventLog.rolling.enabled": "false",
 }
+
+
+def step_around(
+    patch: pytest.MonkeyPatch, calls: Iterable[tuple[Any, str]], step: Callable[[], object]
+) -> None:
+    """Call ``step`` before and after each call of some functions, given by owner and name."""
+
+    def around(call: Any) -> Any:
+        def called(*args: Any, **more: Any) -> Any:
+            step()
+            result = call(*args, **more)
+            step()
+            return result
+
+        return called
+
+    for owner, name in calls:
+        patch.setattr(owner, name, around(getattr(owner, name)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -134,8 +152,8 @@ def spark(
 
 @pytest.fixture(autouse=True)
 def late_seconds() -> Iterator[pytest.MonkeyPatch]:
-    """Let the next job remove the note of a dead one at once. With ``undo``, it stays for a while.
-    Tests undo what they have changed by the other fixture."""
+    """Let the next job remove the note of a dead one at once. After ``undo``, the note stays for a
+    while. It is not ``monkeypatch``, so that a test can undo this alone, or all else alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "LATE_SECONDS", 0)
         yield patch

@@ -48,7 +48,7 @@ jobs.Encrypting = Waiting
 main()
 """
 
-# The command, whose tasks take a while for each file.
+# The command ``ags1`` whose tasks take a while for each file.
 _SLOW = """
 import time
 from ags1.cli import main
@@ -208,7 +208,7 @@ def test_a_client_that_is_killed(client: Client, tmp_path: Path) -> None:
         time.sleep(0.005)
     process.kill()
     process.communicate()
-    # Its tasks would go on for seconds.
+    # The tasks of the killed client would go on for seconds.
     assert client.run("decrypt", sealed, client.target)["done"] == 404
     assert client.staged() == []
     assert files(client.source) == {

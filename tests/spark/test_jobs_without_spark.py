@@ -56,7 +56,7 @@ from ags1.spark.storage.protocol import Attempt, JobEndedError, Staging
 from ags1.spark.storage.remote import RemoteStorage
 from tests.aws_server import aws_server, dummy_environment
 
-from .conftest import LedgerPlace
+from .conftest import LedgerPlace, step_around
 
 
 class _Context:
@@ -435,8 +435,8 @@ class TestRuns:
 def test_an_alias_that_was_pointed_at_a_new_key(
     places: Places, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Naming the former key mends the ledger; and no key is wrapped under a name that only the
-    ledger gives."""
+    """If the former key is named, the ledger is mended. No key is wrapped under a name that only
+    the ledger gives."""
     boto3 = pytest.importorskip("boto3")
     places.write("a", "b")
     with aws_server() as endpoint:
@@ -464,8 +464,8 @@ def test_an_alias_that_was_pointed_at_a_new_key(
 
 
 class _Steps:
-    """Calls ``act`` before or after the ``at``-th call of one of some methods, and ``later`` at all
-    that come after that."""
+    """Calls ``act`` at the ``at``-th step of a task, and ``later`` at each step after it. There is
+    a step before and after each call of some functions."""
 
     def __init__(
         self,
@@ -477,7 +477,7 @@ class _Steps:
         self._lock = threading.RLock()
         self._left, self._act, self._later = at, act, later
         self.is_over = False
-        for owner, name in (
+        calls = (
             (files, "create"),
             (files, "check_mark"),
             (files, "remove"),
@@ -488,17 +488,8 @@ class _Steps:
             (MemoryFile, "write"),
             (MemoryFile, "commit"),
             (Work, "_result"),
-        ):
-            patch.setattr(owner, name, self._around(getattr(owner, name)))
-
-    def _around(self, call: Any) -> Any:
-        def called(*args: Any, **more: Any) -> Any:
-            self._step()
-            result = call(*args, **more)
-            self._step()
-            return result
-
-        return called
+        )
+        step_around(patch, calls, self._step)
 
     def _step(self) -> None:
         with self._lock:
@@ -522,8 +513,8 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
     sizes: list[int],
     is_cut: bool,
 ) -> None:
-    """Whenever another job clears what it has staged."""
-    if is_cut:  # elsewhere, each write looks at the mark
+    """Another job clears what the task has staged, after each step of the task in turn."""
+    if is_cut:  # each write to a remote storage looks at the mark
         monkeypatch.setattr(remote, "_MARK_SECONDS", 0)
     root = f"memory://{tmp_path}/out" if where == "memory" else str(tmp_path / "out")
     storage = storage_of(root)
@@ -535,7 +526,7 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
     at, outcomes = 0, set()
 
     def no_plaintext() -> None:
-        if where == "local":  # not even as long as the task runs
+        if where == "local":  # not even while the task runs
             assert not any(path.stat().st_size for path in Path(root).iterdir())
 
     while True:
@@ -575,7 +566,7 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
 
 
 class _LastFails(Encrypting):
-    """Finds the KMS out of reach when the other files are staged."""
+    """For the last file, the KMS cannot be reached. The other files are staged by then."""
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         if piece.number:

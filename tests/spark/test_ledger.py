@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -71,7 +72,7 @@ from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
 from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
 from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
 
-from .conftest import LedgerPlace
+from .conftest import LedgerPlace, step_around
 
 JOB = "0123456789ab"
 
@@ -297,27 +298,19 @@ class _Kills:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         self.steps = 0
         self._at = at
-        for owner, names in (
-            (FolderLedger, ("begin", "prepare", "settle", "end")),
-            (IcebergLedger, ("begin", "prepare", "settle", "end")),
-            (ObjectLedger, ("begin", "prepare", "settle", "end")),
-            (folder_ledger, ("write_rows",)),
-            (Objects, ("_put", "remove")),
-            (EncryptedTransaction, ("_commit",)),
-            (local_storage, ("publish",)),
-            (LocalStorage, ("write_small",)),
-        ):
-            for name in names:
-                monkeypatch.setattr(owner, name, self._around(getattr(owner, name)))
-
-    def _around(self, call: Any) -> Any:
-        def called(*args: Any, **more: Any) -> Any:
-            self._step()
-            result = call(*args, **more)
-            self._step()
-            return result
-
-        return called
+        ledgers = itertools.product(
+            (FolderLedger, IcebergLedger, ObjectLedger), ("begin", "prepare", "settle", "end")
+        )
+        calls = (
+            *ledgers,
+            (folder_ledger, "write_rows"),
+            (Objects, "_put"),
+            (Objects, "remove"),
+            (EncryptedTransaction, "_commit"),
+            (local_storage, "publish"),
+            (LocalStorage, "write_small"),
+        )
+        step_around(monkeypatch, calls, self._step)
 
     def _step(self) -> None:
         self.steps += 1

@@ -36,8 +36,9 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> Non
 
     As ssh does with private keys, ags1 refuses your keyring if others can read or write it; 'chmod
     600' mends that. If a keyring belongs to another user (root may have mounted it as a secret),
-    ags1 refuses it only if others can write it. The property kms.allow-readable-files=true accepts
-    your own keyring if others can read it: for a mounted secret whose mode you cannot change.
+    ags1 refuses it only if others can write it. With the property kms.allow-readable-files=true,
+    your own keyring is accepted even if others can read it. Set it only for a mounted secret whose
+    mode you cannot change.
 
     Examples:
       ags1 keygen                            a key 'default' in the default keyring

@@ -42,7 +42,7 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
         said = f"several master keys wrap its keys, {', '.join(master_key_ids)}"
         raise KeyMetadataError(f"{said}: name one with --to-key", file=sidecar_file)
     if wanted is None:
-        # The sidecar's writer has chosen this name: we must not wrap keys for anybody.
+        # Whoever wrote the sidecar chose this name. It may be that of their own key.
         how.keychain.check_trust(before.kek_entries[0])
         wanted = master_key_ids[0]
     result = {

@@ -37,8 +37,8 @@ def guarded(kms: KmsClient, name: str) -> KmsClient:
 
 
 class _Guarded:
-    """A client whose calls go through ``failures_of``. It has exactly the methods that the client
-    has."""
+    """A client whose calls go through ``failures_of``. Of the methods in ``_RESULTS``, it has
+    exactly those that the client has."""
 
     def __init__(self, kms: Any, name: str) -> None:
         self._kms = kms

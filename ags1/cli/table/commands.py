@@ -101,8 +101,8 @@ _written = grouped(
         help="[default: by the end of the output's name, or table]",
     ),
     output_path(
-        "Write to this file, unencrypted, which appears when it is complete, or (-) to standard "
-        "output.",
+        "Write the rows, unencrypted, to this file, which appears when it is complete, or (-) to "
+        "standard output.",
         "FILE",
         default=STREAM,
     ),

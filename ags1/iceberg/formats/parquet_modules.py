@@ -15,9 +15,10 @@ Encryption": AES_GCM_V1, an encrypted footer, one key). Each part in brackets is
     its AAD =  AAD prefix  id of the file  module type (1)  row group (2)  column (2)  page (2)
 
 So if a module is exchanged for another one, its tag does not verify. The AAD of a footer ends with
-the module type, and only data pages and their headers have a page number. The id of the file is not
-authenticated itself. If it could have any length, it could take over the bytes behind it, and a
-page would verify as a footer. So it must have the 8 bytes that all writers give it.
+the module type, and only data pages and their headers have a page number. Nothing authenticates the
+id of the file. If it could have any length, it could end with the bytes that follow it in the AAD
+of a page, and this page would verify as a footer. So it must have the 8 bytes that all writers give
+it.
 
 An unencrypted file has the same parts without lengths, nonces and tags. It ends with its footer,
 the footer's length and PAR1.
@@ -284,7 +285,7 @@ class ParquetSource:
         if len(file_id) != FILE_ID_SIZE:
             raise FormatError(
                 f"the id of the file in its AAD has {len(file_id)} bytes, not {FILE_ID_SIZE}: "
-                "somebody has changed it, or the file is of an unknown writer"
+                "somebody has changed it, or an unknown program wrote the file"
             )
         self._file_aad = aad_prefix + file_id
         return start, start + size

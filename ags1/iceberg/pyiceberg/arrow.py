@@ -23,11 +23,12 @@ from pyiceberg.types import (
     NestedField,
     PrimitiveType,
     StructType,
+    TimestampNanoType,
+    TimestampType,
 )
 from pyiceberg.utils.config import Config
 
 from ...arrow_nested import with_child, without_hidden_nulls
-from .expressions import PER_DAY
 
 __all__ = [
     "check_arrow_schema",
@@ -44,8 +45,9 @@ class _Projection(ArrowProjectionVisitor):
     that the file does not have is null, and its required fields are not."""
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
-        if isinstance(field.field_type, tuple(PER_DAY)) and pa.types.is_date32(values.type):
-            return values.cast(schema_to_pyarrow(field.field_type, include_field_ids=False))
+        kind = field.field_type
+        if isinstance(kind, TimestampType | TimestampNanoType) and pa.types.is_date32(values.type):
+            return values.cast(schema_to_pyarrow(kind, include_field_ids=False))
         return super()._cast_if_needed(field, values)
 
     def struct(
@@ -138,11 +140,8 @@ def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
         kinds = {field.name: field.field_type for field in kind.fields}
         return pa.struct([typed(f, kinds[f.name]) if f.name in kinds else f for f in source])
     if pa.types.is_map(source) and isinstance(kind, MapType):
-        key, item = (
-            typed(source.key_field, kind.key_type),
-            typed(source.item_field, kind.value_type),
-        )
-        return pa.map_(key, item)
+        key = typed(source.key_field, kind.key_type)
+        return pa.map_(key, typed(source.item_field, kind.value_type))
     is_list = pa.types.is_list(source) or pa.types.is_large_list(source)
     if isinstance(kind, ListType) and (is_list or pa.types.is_fixed_size_list(source)):
         return pa.list_(typed(source.value_field, kind.element_type))

@@ -26,8 +26,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from ..spec.column_types import UNITS_A_DAY
+
 __all__ = [
-    "PER_DAY",
     "BooleanRewriter",
     "arrow_filter",
     "parse_row_filter",
@@ -36,7 +37,6 @@ __all__ = [
 
 _DAY = struct.Struct("<i")
 _TIME = struct.Struct("<q")
-PER_DAY = {TimestampType: 86_400_000_000, TimestampNanoType: 86_400_000_000_000}
 
 
 @from_bytes.register(TimestampType)
@@ -45,7 +45,7 @@ def _time_of_bound(kind: TimestampType | TimestampNanoType, bound: bytes) -> int
     """Return a bound of a column of times. If the column had dates when the file was written, the
     bound is a number of days. PyIceberg's own function raises an error for that."""
     if len(bound) == _DAY.size:
-        return int(_DAY.unpack(bound)[0]) * PER_DAY[type(kind)]
+        return int(_DAY.unpack(bound)[0]) * UNITS_A_DAY[type(kind)]
     return int(_TIME.unpack(bound)[0])
 
 
@@ -67,7 +67,7 @@ class _ArrowFilter(_ConvertToArrowExpression):
     def visit_bound_predicate(self, predicate: BoundPredicate) -> pc.Expression:
         reference = predicate.term.ref()
         if isinstance(reference.field.field_type, UUIDType):
-            # Arrow does not compare UUIDs, but their bytes.
+            # Arrow does not compare UUIDs. It compares their bytes.
             field = reference.field.model_copy(update={"field_type": FixedType(16)})
             given: Any = predicate
             names = [name for name in ("literal", "literals") if hasattr(given, name)]

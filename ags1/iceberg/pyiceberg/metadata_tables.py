@@ -51,8 +51,8 @@ class MetadataTables(InspectTable):
         row_filter: str | BooleanExpression = ALWAYS_TRUE,
         case_sensitive: bool = True,
     ) -> pa.Table:
-        """Return the partitions of a snapshot, as PyIceberg. Those are left out whose files have no
-        row that matches, as far as manifests say."""
+        """Return the partitions of a snapshot, as PyIceberg. A partition is left out if manifests
+        say that no row of its files matches."""
         snapshot = self._get_snapshot(snapshot_id)
         specs = self.tbl.metadata.specs()
         found: dict[tuple[str, Any], Any] = {}
@@ -76,7 +76,7 @@ class MetadataTables(InspectTable):
         return self._with_uuids(super()._all_files(*given))
 
     def _with_uuids(self, table: pa.Table) -> pa.Table:
-        # Arrow makes no UUIDs inside structs from Python's values, but casts them.
+        # Arrow does not make UUIDs inside structs from Python's values. It casts bytes to them.
         metadata = self.tbl.metadata
         assert isinstance(metadata, InspectedMetadata)
         return table.cast(pa.schema([metadata.with_uuids(field) for field in table.schema]))
@@ -136,8 +136,8 @@ class InspectedMetadata(TableMetadataV3):
         return StructType(*(fields[number] for number in sorted(fields)))
 
     def with_uuids(self, field: pa.Field, uuids: Container[str] = ()) -> pa.Field:
-        """Return a column of a metadata table with UUIDs for what are their bytes. ``uuids`` are
-        the fields that are UUIDs in what the column is in."""
+        """Return a column of a metadata table in which bytes that stand for UUIDs are UUIDs.
+        ``uuids`` are the names of such fields in the struct that the column is in."""
         if not pa.types.is_struct(field.type):
             return field.with_type(pa.uuid()) if field.name in uuids else field
         columns = {

@@ -36,12 +36,12 @@ def as_sql(
     ``x != 1``, ``x NOT IN (…)`` and ``x NOT LIKE 'a%'`` leave nulls out. ``x IS NOT NAN`` is true
     for null, as in Spark. NaN satisfies no comparison but ``!=``, as in PyIceberg; in Spark, NaN is
     equal to itself and larger than all numbers. A number for a float column is rounded to a float.
-    One that the column's type in ``schema`` cannot hold is compared too, with nulls left out;
+    A number that the column's type in ``schema`` cannot hold is compared too, with nulls left out;
     PyIceberg treats it as the largest number, or matches all rows.
 
     Raises ValueError for a column that the schema does not have, UnsupportedTypeError for a column
     whose type is not known, and TypeError for a literal that cannot have the column's type, or for
-    a prefix of a column that has none.
+    a prefix if the column is neither text nor bytes.
     """
     return visit(rewrite_not(expression), _SqlRules(schema, case_sensitive))
 

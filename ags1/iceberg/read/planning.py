@@ -191,7 +191,7 @@ class EncryptedPlanner(ManifestPlanner):
 
     @functools.cached_property
     def file_filter(self) -> FileFilter:
-        """The filter on files."""
+        """What manifests say about the scan's filter."""
         return FileFilter(
             self.row_filter,
             self.table_metadata.schema(),
@@ -199,11 +199,6 @@ class EncryptedPlanner(ManifestPlanner):
             case_sensitive=self.case_sensitive,
             include_empty_files=strtobool(self.options.get("include_empty_files", "false")),
         )
-
-    def all_rows_match(self, file: DataFile) -> bool:
-        """Return whether a data file's partition and metrics say that the filter is true for all of
-        its rows, so that the file need not be read."""
-        return self.file_filter.of_file(file) is True
 
     def check(self, file: ContentFile) -> None:
         """Raise NotEncryptedError or NotImplementedError if ``plan_files`` does for this file."""

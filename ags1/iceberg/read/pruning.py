@@ -10,10 +10,10 @@ A partition value, or a pair of bounds, is a range in which the values of a colu
 
 Each predicate is compared with such a range. PyIceberg transforms the literals of a filter instead.
 That fails at the ends of a type's range: the last date has no successor, and the truncated value of
-the smallest number does not fit its type. Here ranges are Python's numbers, which have no ends.
+the smallest number does not fit its type. Python's numbers, which ranges have here, have no ends.
 
 This follows the Iceberg specification, "Scan Planning" and "Partition Transforms". Filters are
-those of ``filters.as_sql``. No file is opened.
+those that ``filters.as_sql`` returns. No file is opened.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class FileFilter:
 
 
 class _Decisions(BooleanExpressionVisitor[_Decision]):
-    """Makes one function of a filter. ``judge`` makes those of its bound predicates."""
+    """Turns a filter into a function. ``judge`` returns the functions of bound predicates."""
 
     def __init__(
         self,
@@ -208,9 +208,9 @@ def _first(judges: Sequence[_Decision], source: Any) -> Answer:
 
 
 class _Values(NamedTuple):
-    """What is known of a column in some rows. ``nulls``: True if all values are null, False if none
-    is. ``nans`` likewise. The others lie from ``lower`` to ``upper``; None if no bound is known. If
-    ``no_others``, each value is null or NaN."""
+    """What is known of a column in some rows. ``nulls`` is True if all values are null, False if
+    none is; so is ``nans``. The other values lie from ``lower`` to ``upper``; None if a bound is
+    not known. If ``no_others``, there are no other values."""
 
     nulls: Answer = None
     nans: Answer = None
@@ -290,8 +290,9 @@ def _bound(kind: Any, bound: bytes | None) -> Any:
 
 
 def _of(bound: Any, bucket: Any = None) -> _Judge:
-    """Return what a bound predicate is for values in a range. If ``bucket`` is given, the range is
-    of buckets, and this is the function from values to their buckets."""
+    """Return a function that says whether a bound predicate is true for values in a range. If
+    ``bucket`` is given, the range is one of buckets, and this is the function from a value to its
+    bucket."""
     if isinstance(bound, ex.BoundIsNull | ex.BoundNotNull):
         is_not = isinstance(bound, ex.BoundNotNull)
         return lambda v: None if v.nulls is None else v.nulls is not is_not
@@ -339,8 +340,8 @@ def _is_point(values: _Values) -> bool:
     return values.lower is not None and values.lower == values.upper
 
 
-# Whether the lower bound rules values out, and with which comparisons one bound says that no value
-# matches, and the other that all do.
+# Whether the lower bound can say that no value matches, and not the upper one; the comparison by
+# which it says so; and the comparison by which the other bound says that all values match.
 _COMPARISONS: Mapping[type, tuple[bool, Any, Any]] = {
     ex.BoundLessThan: (True, operator.ge, operator.lt),
     ex.BoundLessThanOrEqual: (True, operator.gt, operator.le),
@@ -410,7 +411,8 @@ def _ranges(transform: transforms.Transform[Any, Any], source: types.IcebergType
 
 _UUID = types.UUIDType()
 _Hour = transforms.HourTransform
-# Where a unit of time starts that is counted from 1970, for a number of units of the column a day.
+# The start of a period that is counted from 1970, in units of the column, of which a day has
+# ``units``.
 _STARTS: Mapping[type, Callable[[int, int], int]] = {
     transforms.YearTransform: lambda year, units: _day_of_month(12 * year) * units,
     transforms.MonthTransform: lambda month, units: _day_of_month(month) * units,
@@ -442,7 +444,7 @@ def _day_of_month(month: int) -> int:
 def _truncated_integers(width: int, lower: int, upper: int) -> tuple[int | None, int]:
     """Return the range of truncated integers. The smallest integers of a type become a multiple of
     the width below its range. Writers store what is left of that in 32 or 64 bits, a number near
-    the upper end. No other partition value is not a multiple of the width."""
+    the upper end. All other partition values are multiples of the width."""
     for bits in (32, 64):
         end = 1 << (bits - 1)
         if lower == upper and upper % width and upper < end:

@@ -271,7 +271,7 @@ def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
         # Like Java, which counts by metadata only if nothing is deleted: the entry of a deletion
         # vector has the number of its positions, and some of them may be behind the file's end.
         untouched = is_exact and not task.delete_files
-        if untouched and planner.all_rows_match(task.file):
+        if untouched and planner.file_filter.of_file(task.file):
             count += task.file.record_count
         else:
             rest.append(task)

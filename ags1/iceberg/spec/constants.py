@@ -1,4 +1,4 @@
-"""What the specifications fix: how files begin, reserved field ids, names. And a limit of ours."""
+"""What the specifications fix: how files begin, reserved field ids, names. One limit is our own."""
 
 AVRO_MAGIC, PUFFIN_MAGIC = b"Obj\x01", b"PFA1"
 PARQUET_MAGIC, ENCRYPTED_PARQUET_MAGIC = b"PAR1", b"PARE"
@@ -15,5 +15,5 @@ PATH_FIELD_ID, POSITION_FIELD_ID = 2147483546, 2147483545
 
 MAIN_BRANCH = "main"
 
-# How deeply the types of an Avro data file may be nested; the reader's limit, and the writer's.
+# How deeply the types of an Avro data file may be nested, for the reader and for the writer.
 MAX_AVRO_DEPTH = 64

@@ -17,8 +17,8 @@ from .json_fields import one_of, string, whole
 FIRST_PARTITION_ID = 1000
 # The first format version in which rows have ids and columns have default values.
 LINEAGE = 3
-# The structs, lists and maps that may lie in each other in a column. PyIceberg does not parse the
-# metadata of a table with a few more.
+# How many structs, lists and maps may lie in each other in a column. PyIceberg does not parse the
+# metadata of a table that has a few more.
 _MAX_NESTING = 60
 _NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 
@@ -43,13 +43,13 @@ class Column(NamedTuple):
     parent_id: int
 
 
-# What the columns of a schema are in.
+# The struct that the columns of a schema are in.
 _SCHEMA = Column(-1, "", None, in_collection=False, in_key=False, parent_id=-1)
 
 
 def walk(kind: Any, outer: Column | None = None) -> Iterator[Column]:
-    """Yield the fields in the JSON of a schema, outer fields first; of a type if it is that of
-    ``outer``."""
+    """Yield the fields in the JSON of a schema, outer fields first. If ``outer`` is given, ``kind``
+    is the type of that column."""
     above = outer or _SCHEMA
     for field_id, name, field_type in _parts(kind):
         of = kind["type"]
@@ -84,8 +84,8 @@ def _check_nesting(schema: Any) -> None:
             depth += 1
             if depth > _MAX_NESTING:
                 raise UnsupportedTypeError(
-                    f"column {name!r} is nested more than {_MAX_NESTING} deep, and then the table "
-                    "could not be opened: divide it into several columns"
+                    f"column {name!r} is nested more than {_MAX_NESTING} deep, so the table could "
+                    "not be opened again: divide the column into several"
                 )
 
 
@@ -153,7 +153,7 @@ def check_evolution(schema: Mapping[str, Any], before: Iterable[Mapping[str, Any
 
 
 def _outline(column: Column) -> Any:
-    """Return a primitive type. Return of another type what stays the same if its fields change."""
+    """Return a primitive type; of a nested type, what stays the same if its fields change."""
     kind = column.type
     if isinstance(kind, str):
         return primitive_type(kind)

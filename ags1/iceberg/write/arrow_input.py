@@ -1,9 +1,9 @@
 """Takes rows and schemas from any library that exports Arrow data: Polars, DuckDB, pandas, …
 
 Follows Arrow's PyCapsule interface. PyIceberg knows neither views nor runs of equal values, which
-such libraries export. Views become Arrow's large types, and runs their values, at every nesting.
-They are converted here, because Arrow's casts of list views are wrong, and it has none of others.
-This module does not know tables.
+such libraries export. At every nesting, views become Arrow's large types, and runs become their
+values. They are converted here, because Arrow casts list views wrongly, and does not cast all
+others. This module does not know tables.
 """
 
 from __future__ import annotations
@@ -166,7 +166,10 @@ def _without_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     sizes = np.where(shown, array.sizes.to_numpy(zero_copy_only=False), 0).astype(np.int64)
     if sizes.size and not 0 <= sizes.min() <= sizes.max() <= len(array.values):
-        raise ValueError("a list view has a size that is negative or larger than its values")
+        raise ValueError(
+            "a list view has a size that is negative or larger than its values: the Arrow data is "
+            "invalid"
+        )
     ends = np.cumsum(sizes)
     rows = np.repeat(offsets - (ends - sizes), sizes) + np.arange(sizes.sum())
     values = _taken(array.values, rows)
@@ -175,11 +178,14 @@ def _without_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _taken(values: pa.Array, rows: np.ndarray) -> pa.Array:
-    """Return the values at these places."""
+    """Return the values at the indices ``rows``."""
     if not rows.size:
         return _plain(values.slice(0, 0))
     first, end = int(rows.min()), int(rows.max()) + 1
     if first < 0 or end > len(values):
-        raise ValueError(f"a list view or run needs the values {first} to {end} of {len(values)}")
-    # Arrow has no `take` of views. A slice of a batch may have a small part of the values.
+        raise ValueError(
+            f"a list view or run refers to the values {first} to {end}, and there are "
+            f"{len(values)}: the Arrow data is invalid"
+        )
+    # Arrow has no ``take`` of views. A slice of a batch may need a small part of the values.
     return _plain(values.slice(first, end - first)).take(pa.array(rows - first))

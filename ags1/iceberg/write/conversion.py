@@ -88,7 +88,7 @@ class RowConversion:
         column has a null, or the column's type does not have a value."""
         if not _without_ids(batch.schema).equals(self._provided):
             raise ValueError("the batches' schemas differ")
-        # The lengths of buffers and of children; values are not looked at.
+        # This checks the lengths of buffers and children, and no values.
         batch.validate()
         rows = pa.StructArray.from_arrays(batch.columns, fields=list(self._provided))
         if not batch.num_columns:

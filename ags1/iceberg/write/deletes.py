@@ -108,7 +108,7 @@ class DeletePlanner:
         self.whole: list[FileScanTask] = []
         self.unknown: list[FileScanTask] = []
         for task in self._planner.plan_files(view.manifests):
-            whole = exact and self._planner.all_rows_match(task.file)
+            whole = exact and self._planner.file_filter.of_file(task.file)
             (self.whole if whole else self.unknown).append(task)
         self.reader = TaskReader(view.files, view.parsed, Schema(), bound)
 

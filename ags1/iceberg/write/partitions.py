@@ -245,8 +245,8 @@ class _Term:
         lowest = pc.min(truncated).as_py()
         if lowest is not None and decimal_to_unscaled(lowest) <= -(10**column.type.precision):
             raise ValueError(
-                f"{transform} makes the partition {lowest} of a value, which has too many digits "
-                f"for {source}: give the column a higher precision, or choose another transform"
+                f"{transform} makes the partition {lowest} of a value. It has too many digits for "
+                f"{source}: give the column a higher precision, or choose another transform"
             )
         return truncated
 

@@ -3,10 +3,10 @@
     the table has a row with the same key     rows_updated: if a value differs, replace the row
     it has none                               rows_inserted: add the row
 
-The caller's rows are converted to the table's types first. Two keys are equal if they are in Spark:
-0.0 equals -0.0, and text is compared by its bytes. A key of the caller is never null or NaN. Other
-values differ if they differ in Java: null equals null, NaN equals NaN, -0.0 is not 0.0. This module
-does not know files.
+The caller's rows are converted to the table's types first. Two keys are equal if they are equal in
+Spark: 0.0 equals -0.0, and text is compared by its bytes. A key of the caller is never null or NaN.
+Other values differ if they differ in Java: null equals null, NaN equals NaN, and -0.0 is not 0.0.
+This module does not know files.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Upsert:
         return [self._row_of[key] for key in _as_bytes(keys)]
 
     def _changed(self, batch: pa.RecordBatch, rows: list[int]) -> list[int]:
-        """Return those of the rows that differ from the table's rows in ``batch`` in a value."""
+        """Return the rows that differ in a value from the table's rows in ``batch``."""
         if not self._values or not rows:
             return []
         table = row_digests(batch.select(self._values).columns)
@@ -170,8 +170,8 @@ def _as_bytes(digests: Digests) -> list[bytes]:
 
 
 def _comparable(column: Any) -> Any:
-    """Return a column of keys in a form in which equal keys have the same bytes, and of which
-    PyIceberg makes literals."""
+    """Return a column of keys in a form in which equal keys have the same bytes, and from which
+    PyIceberg can make literals."""
     kind = column.type
     if pa.types.is_floating(kind):
         return pc.add(column, pa.scalar(0.0, kind))  # -0.0 + 0.0 is 0.0

@@ -17,7 +17,7 @@ that its driver is gone) must not leave plaintext::
     whoever clears                ends the mark; then lists and removes what is staged
 
 A task that finds the mark gone removes what it has staged, and fails. What was written before the
-last look is listed. So nothing stays, except if a task's process is killed between the end of the
+last look is listed. So nothing stays, unless a task's process is killed between the end of the
 mark and its next look. Therefore the ledger's note of a job whose tasks may still run stays for
 ``LATE_SECONDS``; jobs clear again until then, and once more before they remove the note.
 """
@@ -104,12 +104,12 @@ def clear(
 ) -> None:
     """Remove the staged files of a job in these folders (None: anywhere below ``root``), and note
     its end. If something cannot be removed, the ledger's note of the job stays, and the next job
-    tries again. So it does if tasks of the job may still run: then ``late`` is the note. No batch
-    of the job may be pending."""
+    tries again. The note also stays if tasks of the job may still run; then ``late`` is the note.
+    No batch of the job may be pending."""
     try:
         storage = storage_of(root)
         if not storage.has_mark(job_id, root):
-            return  # it is not mounted
+            return  # the folder is not mounted
         storage.end_mark(job_id, root)
         if not storage.clear(job_id, root, folders, ledger.staged(job_id)):
             return

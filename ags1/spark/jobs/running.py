@@ -66,7 +66,8 @@ MAX_FAILURES = 1000
 _FEW_REQUESTS = 64
 # More than it takes to find one bad file among those of a task.
 _MAX_FAILED_JOBS = 16
-# Errors of no single file: the executors have another Python, or lack a module, or the job ended.
+# In the texts of errors that are not a file's: the executors have another Python or lack a module,
+# or the job has ended.
 _OF_NO_FILE = (
     "ModuleNotFoundError",
     "Cannot run program",

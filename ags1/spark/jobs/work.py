@@ -129,7 +129,7 @@ class Work:
             wait(futures, return_when=FIRST_EXCEPTION)
             pool.shutdown(cancel_futures=True)
         ended = [future for future in futures if not future.cancelled()]
-        # What was raised comes last, so that the results of all others are known.
+        # An exception is raised last, so that the caller has all results.
         for future in sorted(ended, key=lambda future: future.exception() is not None):
             yield future.result()
 

@@ -31,8 +31,9 @@ T = TypeVar("T")
 
 class JobNote(NamedTuple):
     """What a job notes when it begins: the folder in and below which it stages files, and whether
-    each file that it names gets a sidecar. ``cleared_ms`` is when what a dead job had staged was
-    first removed (0: not yet). After that the note stays for a while, because of late tasks."""
+    each file that it names gets a sidecar. ``cleared_ms`` is the time when the staged files of a
+    dead job were first removed (0: not yet). After that, the note stays for a while, because tasks
+    of the job may still run."""
 
     folder: str
     sidecars: bool = False

@@ -223,7 +223,7 @@ class ObjectLedger(SegmentLedger):
         self._objects.create(f"_job-{job_id}.json", data)
 
     def note_cleared(self, job_id: str, note: JobNote) -> None:
-        with contextlib.suppress(FileExistsError):  # by a job that takes this one's claim over
+        with contextlib.suppress(FileExistsError):  # of a job that has taken our claim over
             self._objects.create(f"_cleared-{job_id}-{note.cleared_ms}.json", self._writer.encode())
 
     def end(self, job_id: str) -> None:

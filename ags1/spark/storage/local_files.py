@@ -199,8 +199,8 @@ def is_staged(name: str, job_id: str) -> bool:
 
 
 def mark_paths(root: str, job_id: str) -> tuple[str, str]:
-    """Return the paths of the empty file by which a job recognises its root, and of the one that
-    takes its place when the job's tasks may not stage anything any more."""
+    """Return the path of a job's mark, the empty file by which the job recognises its root, and the
+    path of the file that takes its place when the job's tasks may stage nothing any more."""
     inside = os.path.join(root, "")
     return staged_path(inside, job_id, _MARK), staged_path(inside, job_id, _ENDED)
 
@@ -271,8 +271,8 @@ def remove(path: str) -> bool:
 
 def stage(path: str, root: str | None, job_id: str) -> int:
     """Create a staged file of a job whose mark is in ``root``, and return its descriptor. Raises
-    JobEndedError, and leaves no file, if the mark is gone. So each file that is written to was
-    there before the mark was gone, and whoever has removed the mark finds it. Raises OSError."""
+    JobEndedError, and leaves no file, if the mark is gone. So a file that is written to was there
+    before the mark was gone, and whoever has removed the mark finds it. Raises OSError."""
     fd = create(path)
     try:
         if root is not None:

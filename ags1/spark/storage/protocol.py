@@ -188,10 +188,10 @@ class Storage(Protocol):
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         """Leave a mark of the job in the folder of its targets. Tasks stage files only as long as
-        it is there. If the folder may be a mount, the mark also tells it from an empty one."""
+        it is there. If the folder may be a mount, the mark also shows that it is mounted."""
 
     def has_mark(self, job_id: str, root: str) -> bool:
-        """Whether the folder is the one that the job has marked, also after ``end_mark``."""
+        """Return whether the job has marked the folder. It has also after ``end_mark``."""
 
     def check_mark(self, attempt: Attempt, *, now: bool) -> None:
         """Raise JobEndedError if the mark of an attempt's job has ended. Without ``now``, it may
@@ -199,7 +199,7 @@ class Storage(Protocol):
 
     def end_mark(self, job_id: str, root: str) -> None:
         """Tell the tasks of a job, which may outlast it, to stage nothing any more. ``clear`` comes
-        after this. What a task stages later, it removes when it looks at the mark."""
+        after this. If a task stages files later, it removes them when it looks at the mark."""
 
     def remove_mark(self, job_id: str, root: str) -> None:
         """Remove all that is left of a job's mark. What cannot be removed stays."""

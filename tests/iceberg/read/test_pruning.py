@@ -113,7 +113,7 @@ def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
 
 
 def filters(kind: str, chance: random.Random) -> Iterator[_Filter]:
-    """Filters without end, each with what it says of a value."""
+    """Yield filters without end, each with the function that says what it is for a value."""
     literals = [value for value in VALUES[kind][1] if value == value]
 
     def literal() -> Any:
@@ -158,7 +158,7 @@ def filters(kind: str, chance: random.Random) -> Iterator[_Filter]:
 
 
 class Partition:
-    """The rows of one partition, and what a manifest says of some of them."""
+    """The rows of one partition, and what a manifest says about some of them."""
 
     def __init__(self, kind: str, key: Any, values: list[Any]) -> None:
         self.type: Any = NestedField(1, "x", kind).field_type
@@ -241,7 +241,7 @@ def check(kind: str, transform: str, chance: random.Random, count: int) -> None:
             order = chance.choice([None, in_java]) if kind == "uuid" else None
             file = partition.file(found, order, chance.choice([None, 0, 1, 2]))
             agree(of_files.of_file(file), found, file)
-            # The partition alone speaks of all of its rows.
+            # The partition alone is about all of its rows, not those of one file.
             agree(of_files.of_partition(file), partition.values, partition.key)
             residual = of_files.residual(file)
             decided = True if residual == ex.AlwaysTrue() else None

@@ -431,7 +431,7 @@ def test_a_limit_counts_in_every_method(tmp_path: Path) -> None:
     maker.commit(*files)
     maker.commit(*maker.add_deletion_vectors({files[1]["file_path"]: [3]}))
     table = open_table(maker.write(), memory_kms())
-    # Of the first filter, manifests know all rows; of the others, files must be read.
+    # For the first filter, manifests are enough. For the others, files must be read.
     for row_filter, matching in (("id < 5", 5), ("id > 2", 11), ("name != 'n1'", 13)):
         for limit in (0, 1, 4, 7, 100, None):
             scan = table.scan(row_filter, limit=limit)

@@ -1,5 +1,5 @@
 """Rows in every layout that Arrow has for them: views, runs, dictionaries, slices, and values that
-no row has, under a null or in a gap. What is right are the Python rows that it was made of."""
+no row has, under a null or in a gap. Python's rows, of which the arrays were made, are right."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KIND = pa.struct(
 
 
 class Layouts:
-    """Makes values, and arrays of them. What is not seen of an array is arbitrary."""
+    """Makes values, and arrays of them. The hidden values of an array are arbitrary."""
 
     def __init__(self, seed: int) -> None:
         self._choose = random.Random(seed)
@@ -173,7 +173,7 @@ def _end_to_end(parts: list[list[Any]]) -> tuple[pa.Array, list[Any]]:
 
 
 def in_python(value: Any, kind: pa.DataType) -> Any:
-    """A value as fastavro has it, whose maps are dicts, in the form of Arrow."""
+    """Return a value of fastavro, whose maps are dicts, in Arrow's form."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_struct(kind):
@@ -312,7 +312,7 @@ def test_what_a_null_struct_hides_is_in_no_metrics(
 
 
 def nested(shape: str, levels: int, is_required: bool) -> tuple[Schema, Any]:
-    """A column of types in each other, and a value of it."""
+    """Return a column of nested types, and a value of it."""
     kind: IcebergType = IntegerType()
     value: Any = 1
     for n in range(levels):

@@ -191,7 +191,7 @@ def test_every_form_of_arrow_data_is_taken(tmp_path: Path, form: str) -> None:
 def test_empty_lists_whose_items_have_no_offsets(
     tmp_path: Path, kind: pa.DataType, form: str
 ) -> None:
-    """As Spark sends them, and as Arrow's IPC reads them."""
+    """Spark sends such batches, and Arrow's IPC reads them as they are."""
     data = without_offsets(kind)
     fields = [{"source-id": 1, "transform": "identity", "name": "id"}]
     metadata = metadata_of(

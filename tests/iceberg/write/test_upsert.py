@@ -80,7 +80,7 @@ def _text(*values: str) -> list[str]:
 EVENING = dt.datetime(2020, 1, 1, 23, 30, 0, 5000)
 LATER = EVENING.replace(day=2)
 UTC, TOKYO = dt.timezone.utc, dt.timezone(dt.timedelta(hours=9))
-# As a float has it.
+# 0.1 rounded to a float.
 TENTH = struct.unpack("f", struct.pack("f", 0.1))[0]
 FLOATS = [1.5, 0.0, INF, -INF, 5e-324], [1.5, -0.0, INF, 2.0, -1.0]
 KINDS = {
@@ -188,7 +188,7 @@ WAYS = [(f, mode) for f in ("parquet", "avro") for mode in ("merge-on-read", "co
 
 
 def kinds() -> list[Any]:
-    """Every kind, source and way. The first source of a kind takes one way, in turn."""
+    """Every kind, source and way. The first source of each kind takes one way, in turn."""
     cases = []
     for number, (name, kind) in enumerate(KINDS.items()):
         for source in kind.sources:
@@ -222,7 +222,7 @@ def test_keys(
     assert len(after) == len(kept) + len(new)
     assert {key: v for key, v in after if key in new} == new
     assert sorted((row for row in after if row[0] not in new), key=repr) == kept
-    # Again, there is nothing to change.
+    # The same upsert once more has nothing to change.
     result = table.upsert(pa.table({"k": array(kind.given, source), "v": [*new.values()]}), ["k"])
     assert (result.rows_updated, result.rows_inserted) == (0, 0)
     assert rows_of(table) == after
