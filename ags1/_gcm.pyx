@@ -120,13 +120,6 @@ def process_number():
     return current_process_number()
 
 
-cdef bint in_unseen_child() noexcept:
-    lock_generator()
-    cdef bint unseen = is_unseen_child()
-    unlock_generator()
-    return unseen
-
-
 # ---- one block --------------------------------------------------------------------------------
 
 cdef int seal_message(
@@ -301,11 +294,13 @@ cdef object libcrypto_error(str what):
         ERR_error_string_n(code, text, sizeof(text))
         what = f"{what}: {text.decode('utf-8', 'replace')}"
     ERR_clear_error()
-    if fips and in_unseen_child():
+    lock_generator()
+    if fips and is_unseen_child():
         what += (
             "; this process is a copy of another with the same process ID, so OpenSSL's FIPS "
             "provider would draw the same nonces as that one"
         )
+    unlock_generator()
     return Ags1Error(what)
 
 

@@ -12,7 +12,7 @@ cdef extern from * nogil:
     static void *ags1_reserve(size_t size) {
     #if defined(__linux__) && defined(__GLIBC__) && !defined(Py_GIL_DISABLED)
         enum { COLLAPSE = 25, HUGE_PAGE = 2 << 20 }; /* MADV_COLLAPSE is of Linux 6.1 */
-        /* From 128 KiB on, malloc maps memory elsewhere. It keeps 16 bytes of a piece for itself. */
+        /* From 128 KiB on, malloc maps memory elsewhere. It uses 16 bytes of each piece itself. */
         enum { PIECE = 112 << 10 };
         size_t made, count = size / PIECE + 2, first, next;
         char *pin, **pieces = (char **)malloc(count * sizeof(*pieces));
