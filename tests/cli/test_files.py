@@ -853,8 +853,10 @@ def test_a_source_that_standard_output_is_appended_to(
     succeed("encrypt", "a")
     source = home / ("a" if arguments[0] == "encrypt" else "a.ags1")
     before = source.read_bytes()
+    # A command that reads what it writes would not end.
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))
     with source.open("rb") as file, source.open("ab") as out:
-        code, _, err = execute(*arguments, stdin=file, stdout=out)
+        code, _, err = execute(*arguments, stdin=file, stdout=out, preexec_fn=limit)
     assert (code, err.count(b"\n"), b"are the same file" in err) == (6, 1, True), err
     assert source.read_bytes() == before
     assert "new" not in names(home)
