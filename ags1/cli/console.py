@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,15 @@ class BinaryOutput(io.RawIOBase):
         self._file: BinaryIO = (
             _standard_output().buffer if name == STREAM else open_stream(name, overwrite=overwrite)
         )
+
+    def refuse_source(self, source: str) -> None:
+        """Raise OSError if the file ``source``, or standard input, is what is written to: a command
+        that reads what it has just written damages the file, or never ends."""
+        with contextlib.suppress(io.UnsupportedOperation):  # of a file without a descriptor
+            read = os.stat(binary_input().fileno() if source == STREAM else source)
+            if stat.S_ISREG(read.st_mode) and os.path.samestat(read, os.stat(self._file.fileno())):
+                said = f"this and {self.name} are the same file: write to another one"
+                raise OSError(errno.EINVAL, said, STDIN if source == STREAM else source)
 
     def writable(self) -> bool:
         return True

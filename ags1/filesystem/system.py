@@ -38,6 +38,7 @@ from ..errors import (
 )
 from ..key_metadata import KeyMetadata
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
+from ..sink import FileSink
 from ..stream import TextReader, TextWriter
 from ..threads import thread_count
 from .files import EncryptedInput, EncryptedOutput
@@ -469,19 +470,23 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         **kwargs: Any,
     ) -> None:
         """Decrypt a file to a local one, which appears whole or not at all, or to a stream."""
-        if outfile is not None or isfilelike(lpath):
-            super().get_file(rpath, lpath, callback=callback, outfile=outfile, **kwargs)
-            return
+        if outfile is None and isfilelike(lpath):
+            outfile = lpath
         try:
             file = self.open(rpath, "rb", **kwargs)
         except IsADirectoryError:
+            if outfile is not None:
+                raise
             os.makedirs(lpath, exist_ok=True)
             return
         with file:
             callback.set_size(file.size)
-            os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
+            if outfile is None:
+                os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
             with (
-                open_stream(lpath, overwrite=True)
+                contextlib.nullcontext(FileSink(outfile))
+                if outfile is not None
+                else open_stream(lpath, overwrite=True)
                 if is_stream(lpath)
                 else AtomicFile(lpath, overwrite=True, durable=False)
             ) as out:

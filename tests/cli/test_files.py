@@ -837,6 +837,33 @@ def test_another_name_for_the_source_is_no_target(home: Path) -> None:
     assert (home / "a").read_bytes() == TEXT
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("encrypt", "a", "-o", "-", "--sidecar", "new"),
+        ("encrypt", "-", "--sidecar", "new"),
+        ("decrypt", "a.ags1", "-o", "/dev/fd/1"),
+        ("decrypt", "-", "--sidecar", "a.ags1.keys"),
+        ("cat", "a.ags1"),
+    ],
+)
+def test_a_source_that_standard_output_is_appended_to(
+    home: Path, arguments: tuple[str, ...]
+) -> None:
+    """As with cp, cat and gzip."""
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    source = home / ("a" if arguments[0] == "encrypt" else "a.ags1")
+    before = source.read_bytes()
+    # A command that reads what it writes would not end.
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))
+    with source.open("rb") as file, source.open("ab") as out:
+        code, _, err = execute(*arguments, stdin=file, stdout=out, preexec_fn=limit)
+    assert (code, err.count(b"\n"), b"are the same file" in err) == (6, 1, True), err
+    assert source.read_bytes() == before
+    assert "new" not in names(home)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_an_unreadable_source_is_one_line(home: Path) -> None:
     (home / "a").touch(0o000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 import time
@@ -159,6 +160,21 @@ def test_a_file_is_got_into_an_open_file(tmp_path: Path, fs: Ags1FileSystem) -> 
         for path in list(CONTENTS)[:3]:
             fs.get_file(path, f"/dev/fd/{file.fileno()}")
     assert (tmp_path / "all").read_bytes() == b"".join(list(CONTENTS.values())[:3])
+    path, content = max(CONTENTS.items(), key=lambda item: len(item[1]))
+    for given in ("lpath", "outfile"):
+        short = ShortWrites()
+        fs.get_file(path, **{given: short})
+        assert short.taken == content
+
+
+class ShortWrites(io.RawIOBase):
+    """A raw file that takes a part of what it is given, as pipes in non-blocking mode do."""
+
+    taken = b""
+
+    def write(self, data: Any, /) -> int:
+        self.taken += bytes(data[: len(data) // 2 + 1])
+        return len(data) // 2 + 1
 
 
 def test_callbacks_count_files_and_bytes(tmp_path: Path, fs: Ags1FileSystem) -> None:

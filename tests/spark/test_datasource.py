@@ -639,6 +639,31 @@ def test_what_is_written_is_read_by_others_and_by_us(
         assert rows(ours) == rows(frame)
 
 
+@pytest.mark.parametrize("inner", ["csv", "parquet", "avro", "json", "text"])
+def test_without_rows_there_are_the_files_that_sparks_own_source_writes(
+    tmp_path: Path, spark: Any, keyring: Path, source: Callable[..., Any], inner: str
+) -> None:
+    theirs = "orc" if inner == "avro" else inner  # Spark's Avro is another package
+    header = {"header": "true"} if inner == "csv" else {}
+    columns = ["value"] if inner == "text" else ["id", "value"]
+    late = spark.range(0, 4, 1, 2).where("id > 1").selectExpr("id", "'x' as value")
+    for frame in (spark.createDataFrame([], late.schema), late):
+        ours, plain = (tmp_path / f"{frame is late}-{end}" for end in ("ours", "plain"))
+        chosen = frame.select(*columns)
+        chosen.write.format(theirs).options(**header).save(str(plain))
+        writer = chosen.write.format("ags1").options(inner=inner, keyring=str(keyring), **header)
+        writer.mode("append").save(str(ours))
+
+        # The number of the task is in the name.
+        numbers = [{path.name[:10] for path in at.glob("part-*")} for at in (ours, plain)]
+        assert numbers[0] == numbers[1]
+        if inner != "json" or frame is late:  # otherwise Spark's own finds no columns either
+            found = source(ours, inner=inner, **header)
+            expected = spark.read.format(theirs).options(**header).load(str(plain))
+            assert found.schema == expected.schema
+            assert rows(found) == rows(expected)
+
+
 def test_overwriting_takes_the_other_files_away(
     tmp_path: Path, spark: Any, keyring: Path, source: Callable[..., Any]
 ) -> None:

@@ -22,7 +22,7 @@ from ags1.spark.jobs.publishing import clear, published, settle_pending
 from ags1.spark.jobs.selection import Selection
 from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, Ledger, Row, open_ledger, segments
+from ags1.spark.ledger import DONE, ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger, segments
 from ags1.spark.ledger.copying import copy_rows
 from ags1.spark.ledger.folder import FolderLedger
 from ags1.spark.storage.local import LOCAL
@@ -306,7 +306,7 @@ class TestAsTheJobGoes:
             ledger.begin("ab", "/a", sidecars=True)
             ledger.begin("cd", "/b")
         with place.open() as ledger:
-            assert ledger.notes() == {"ab": ("/a", True), "cd": ("/b", False)}
+            assert ledger.notes() == {"ab": JobNote("/a", sidecars=True), "cd": JobNote("/b")}
 
     def test_an_interrupted_write_of_a_storage_that_does_not_write_whole_files(self) -> None:
         wanted = self.staged(JOB, "a", b"text")

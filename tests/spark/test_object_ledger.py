@@ -78,7 +78,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     _forget_connections()
-    s3 = boto3.resource("s3")
+    s3 = boto3.Session().resource("s3")  # the default one keeps the credentials of the other server
     bucket = s3.Bucket(BUCKET)
     if request.param == "moto":
         bucket.create()

@@ -269,6 +269,7 @@ def cat(sources: Paths, offset: int, length: int | None, given: _OpeningOptions)
     stdout = BinaryOutput()
 
     def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
+        stdout.refuse_source(job.source)
         copy_out(job, km, how, stdout.write, offset=offset, length=length)
         stdout.flush()
 

@@ -66,6 +66,7 @@ def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite
     assert target is not None
     if job.to_stream:
         output = BinaryOutput(target, overwrite=overwrite)
+        output.refuse_source(job.source)
         size = copy_out(job, km, how, output.write)
         output.flush()
         return size

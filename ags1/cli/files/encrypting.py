@@ -128,6 +128,7 @@ def _encrypt_to_output(
     threads = how.threads or usable_cpus()
     with _pipe_source(job) as chunks:
         output = BinaryOutput(target, overwrite=how.overwrite)
+        output.refuse_source(job.source)
         writer = open_stream(output, "wb", km, block_size=how.block_size, threads=threads)
         # If anything fails, leaving the context makes the stream unreadable.
         with writer:

@@ -12,7 +12,6 @@ import datetime
 import decimal
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -45,25 +44,24 @@ def check_columns(inner: str, schema: pa.Schema) -> None:
 def write_file(
     inner: str,
     path: str,
-    first: pa.RecordBatch,
-    batches: Iterable[pa.RecordBatch],
+    columns: pa.Schema,
+    rows: Iterable[pa.RecordBatch],
     options: Mapping[str, str],
 ) -> KeyMetadata:
-    """Write ``first`` and the batches after it as a new file under a fresh key; return its key
-    metadata. Options are ``compression`` of Parquet and Avro, ``header`` and ``sep`` of CSV. Raises
-    OSError, ValueError, and then leaves no file."""
-    rows = chain([first], batches)
+    """Write batches of these columns as a new file under a fresh key; return its key metadata.
+    Options are ``compression`` of Parquet and Avro, ``header`` and ``sep`` of CSV. Raises OSError,
+    ValueError, and then leaves no file."""
     if inner == "avro":
         from .avro_rows import write_avro
 
         codec = options.get("compression", "zstd").lower()
-        return write_avro(path, first.schema, _gathered(rows), codec, FILE_KEY_SIZE)
+        return write_avro(path, columns, _gathered(rows), codec, FILE_KEY_SIZE)
     # Given a path, the stream is synced and appears whole.
     writer = open_stream(path, "xb", key_size=FILE_KEY_SIZE)
     with writer:
         if inner == "parquet":
             codec = options.get("compression", "zstd").lower()
-            with pq.ParquetWriter(writer, first.schema, compression=codec) as parquet:
+            with pq.ParquetWriter(writer, columns, compression=codec) as parquet:
                 for table in _gathered(rows):
                     parquet.write_table(for_parquet(table), row_group_size=table.num_rows)
         elif inner == "csv":
@@ -72,7 +70,7 @@ def write_file(
                 delimiter=options.get("sep") or ",",
                 quoting_style="needed",
             )
-            with pa_csv.CSVWriter(writer, first.schema, write_options=how) as text:
+            with pa_csv.CSVWriter(writer, columns, write_options=how) as text:
                 for batch in rows:
                     text.write_batch(batch)
         else:

@@ -1,7 +1,8 @@
 """Writes rows as encrypted files: tasks write them, and the driver publishes them.
 
 ``df.write.format("ags1").option("inner", "parquet").option("key", …).mode("append").save(folder)``
-makes a file, and its sidecar, for each task that has rows. With the option ``ledger`` the ledger
+makes a file, and its sidecar, for the first task and for each other one that has rows: as in
+Spark's own sources, a file without rows tells the columns. With the option ``ledger`` the ledger
 gets the wrapped key instead of a sidecar (see ``ledger_commit``), and the file's name ends in
 ``.ags1``, as in bulk jobs. Each attempt of a task writes with a name and a key of its own into the
 job's folder inside the target. The driver gives the files of one attempt of each task their names,
@@ -17,6 +18,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -43,7 +45,7 @@ from .ledger_commit import NewFile, commit_to_ledger, remove_with_sidecar, rows_
 
 @dataclass
 class WrittenFile(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
-    """What a task of ``job_id`` has written; ``file`` is None if it had no rows."""
+    """What a task of ``job_id`` has written; ``file`` is None if it has written none."""
 
     job_id: str
     file: NewFile | None
@@ -83,19 +85,20 @@ class Target(NamedTuple):
     def write(
         self, batches: Iterable[pa.RecordBatch], keys: FileKeys, job_id: str, group: str
     ) -> WrittenFile:
-        """Write a task's rows as one file; ``job_id`` and ``group`` as for ``staging.stage``.
-        Raises OSError, and ValueError for values that the format cannot hold."""
-        rows = (conform(batch, self.columns) for batch in batches if batch.num_rows)
-        first = next(rows, None)
-        if first is None:
-            return WrittenFile(job_id, None)
+        """Write a task's rows as one file; without rows, the first task writes one all the same.
+        ``job_id`` and ``group`` as for ``staging.stage``. Raises OSError, and ValueError for values
+        that the format cannot hold."""
         context = TaskContext.get()
         number = context.partitionId() if context is not None else 0
+        rows = (conform(batch, self.columns) for batch in batches if batch.num_rows)
+        first = list(islice(rows, 1))
+        if number and not first:
+            return WrittenFile(job_id, None)
         unique = uuid.uuid4().hex[:8]
         name = f"part-{number:05d}-{job_id}-{unique}.{EXTENSIONS[self.inner]}"
 
         def write(path: str) -> KeyMetadata:
-            return write_file(self.inner, path, first, rows, self.options)
+            return write_file(self.inner, path, self.columns, chain(first, rows), self.options)
 
         target = name + SUFFIX if self.options.get("ledger") else name
         staged, km = staging.stage(self.folder, target, job_id, group, number, write)

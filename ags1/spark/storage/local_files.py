@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import glob
 import os
 import re
@@ -198,6 +199,7 @@ def is_staged(name: str, job_id: str) -> bool:
     return is_ours and name not in (f"{begin}{_MARK}{end}", f"{begin}{_ENDED}{end}")
 
 
+@functools.lru_cache(maxsize=8)  # asked for each file
 def mark_paths(root: str, job_id: str) -> tuple[str, str]:
     """Return the path of a job's mark, the empty file by which the job recognises its root, and the
     path of the file that takes its place when the job's tasks may stage nothing any more."""
