@@ -542,6 +542,8 @@ BAD_ROWS = [
     ("a.jsonl", '{"id": 1}\n\n{"id": 1.5}\n', "line 3: column 'id'"),
     ("a.jsonl", '{"id": 1}\n{"id": 2, "zz": 3}\n', "'zz'"),
     ("a.jsonl", '{"id": 1}\n[1]\n', "line 2: it is not a JSON object"),
+    ("a.jsonl", '{"id": 1, "id": 2}\n', "line 1: it has the name 'id' twice"),
+    ("a.jsonl", '{"id": 1, "s": {"a": 1, "a": 2}}\n', "line 1: it has the name 'a' twice"),
     ("a.jsonl", '{"id": true}\n', "column 'id'"),
     ("a.jsonl", '{"id": 99999999999999999999}\n', "column 'id'"),
     ("a.jsonl", '{"id": 1, "v": 7}\n', "column 'v'"),

@@ -14,12 +14,13 @@ import base64
 import datetime
 import decimal
 import functools
-import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+
+from ... import strict_json
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -136,9 +137,9 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _parsed(text: str | bytes) -> Any:
     try:
         # Of a decimal, no digit is lost.
-        return json.loads(text, parse_float=decimal.Decimal)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not JSON") from None
+        return strict_json.parse(text, parse_float=decimal.Decimal)
+    except ValueError as error:
+        raise ValueError(f"it {error}") from None
 
 
 def _array(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
