@@ -401,7 +401,12 @@ def _ranges(transform: transforms.Transform[Any, Any], source: types.IcebergType
     # Hours since 1970 have 32 bits, so the first and the last ones in microseconds do not fit.
     fits = 2**32 - 2**63 * 24 // units - 2 if start_of is _STARTS[_Hour] else 2**31
 
+    # Java before 0.11 rounded times before 1970 up, to the next period. Its dates' days were right.
+    rounded = 0 if start_of is _STARTS[transforms.DayTransform] and units == 1 else 1
+
     def within(lower: int, upper: int) -> tuple[int | None, int | None]:
+        if lower <= 0:
+            lower -= rounded
         if -fits <= lower and upper <= fits:
             return start_of(lower, units), start_of(upper + 1, units) - 1
         return None, None

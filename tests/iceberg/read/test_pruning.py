@@ -293,6 +293,22 @@ def test_a_bound_that_is_no_value_says_nothing(
     assert of_files.may_match_manifest(manifest)
 
 
+@pytest.mark.parametrize(
+    ("kind", "transform", "is_pruned"),
+    [("timestamp", "day", False), ("date", "month", False), ("date", "day", True)],
+)
+def test_old_versions_of_java_rounded_times_before_1970_up(
+    kind: str, transform: str, is_pruned: bool
+) -> None:
+    schema = Schema(NestedField(1, "x", kind, required=False))
+    spec = PartitionSpec(PartitionField(1, 1000, parse_transform(transform), "p"))
+    file = entry()
+    file.partition, file.spec_id = Record(0), 0
+    before = {"timestamp": "1969-12-31T23:00:00", "date": "1969-12-31"}[kind]
+    of_files = FileFilter(ex.EqualTo("x", before), schema, {0: spec})
+    assert of_files.of_file(file) is (False if is_pruned else None)
+
+
 def test_rows_without_a_struct_are_in_no_count_of_its_columns() -> None:
     # Java's writer of Parquet counts only the values of a float whose struct is there.
     inner = NestedField(1, "x", "float", required=False)
