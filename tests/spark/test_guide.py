@@ -26,6 +26,7 @@ SPARK_S = {
     "No module named 'ags1'",
     'Cannot run program "environment/bin/python"',
     "[PYTHON_VERSION_MISMATCH]",
+    "[DATA_SOURCE_NOT_FOUND]",
 }
 
 pytestmark = pytest.mark.skipif(not GUIDE.exists(), reason="the guide is not beside the package")
