@@ -49,6 +49,7 @@ TESTS = {
         "format/key_use",
         "format/tamper",
     ),
+    "_key_metadata.pyx": t("format/key_use format/key_metadata"),
     "key_metadata.py": t("format/key_metadata", "format/key_use format/oneshot"),
     "keys/envelope.py": t("keys/envelope", "keys/manager", "format/key_use format/secrets"),
     "keys/cache.py": t("format/key_use keys/manager keys/keychain", "keys/envelope"),
@@ -136,13 +137,13 @@ faults(
         "reading leaves the AAD out",
     ),
     (
-        "    if aad_size and EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>aad_size) != 1:",
-        "    if EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>aad_size - 4) != 1:",
+        "    return not size or EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>size) == 1",
+        "    return not size or EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>size - 4) == 1",
         "writing leaves the block number out of the AAD",
     ),
     (
-        "            context.ctx, context.aad, context.prefix_size + 4, nonce,",
-        "            context.ctx, context.aad, context.prefix_size, nonce,",
+        "            context, context.aad, context.prefix_size + 4, nonce,",
+        "            context, context.aad, context.prefix_size, nonce,",
         "a sealed block is not bound to its number",
     ),
     (
@@ -361,8 +362,8 @@ faults(
         "every header states 1 MiB",
     ),
     (
-        "    return KeyMetadata.unchecked(key, aad_prefix, size)",
-        "    return KeyMetadata.unchecked(key, aad_prefix, None)",
+        "    return new_key_metadata(KeyMetadata, key, aad_prefix, size)",
+        "    return new_key_metadata(KeyMetadata, key, aad_prefix, None)",
         "the key metadata lacks the length",
     ),
     (
@@ -610,15 +611,19 @@ faults(
 )
 
 faults(
-    "key_metadata.py",
+    "_key_metadata.pyx",
     (
-        "        taken = self._file_length is not None or not self._ticket\n",
-        "        taken = not self._ticket\n",
+        "    self._taken = file_length is not None\n",
+        "    self._taken = 0\n",
         "a key with a file length counts as fresh",
     ),
+)
+
+faults(
+    "key_metadata.py",
     (
-        "        if len(self._encryption_key) not in KEY_SIZES:\n",
-        "        if not self._encryption_key:\n",
+        "            if len(key) not in KEY_SIZES:\n",
+        "            if not key:\n",
         "keys of any size",
     ),
     (
@@ -864,12 +869,12 @@ faults(
         "a manifest list without a length",
     ),
     (
-        "        return max(self.data_key_length, self._kek_size)\n",
+        "        return max(self.data_key_length, size)\n",
         "        return self.data_key_length\n",
         "whoever can write the metadata shortens the data keys",
     ),
     (
-        "        for _, entry in self._keks_by_age():\n",
+        "        for _, entry in () if size else self._keks_by_age():\n",
         "        for entry in self._usable_keks():\n",
         "after its KEK expires, whoever can write the metadata shortens the data keys",
     ),
