@@ -48,6 +48,9 @@ cdef extern from *:
         PyObject *pair = ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, 2);
         if (pair == NULL)
             return NULL;
+    #if PY_VERSION_HEX >= 0x030E0000
+        ((PyTupleObject *)pair)->ob_hash = -1; /* not known yet */
+    #endif
         Py_INCREF(first);
         Py_INCREF(second);
         PyTuple_SET_ITEM(pair, 0, first);
