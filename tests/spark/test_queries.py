@@ -116,13 +116,13 @@ def test_the_manifests_count_what_they_prove(
         table.append(some_rows(first, 100))
     table.delete("id in (5, 150)")
     read: list[list[Any]] = []
-    whole = ScanReader.count
+    whole = ScanReader.counts
 
-    def noted(reader: ScanReader, tasks: Any) -> int:
+    def noted(reader: ScanReader, tasks: Any) -> Any:
         read.append(list(tasks))
         return whole(reader, read[-1])
 
-    monkeypatch.setattr(ScanReader, "count", noted)
+    monkeypatch.setattr(ScanReader, "counts", noted)
 
     def counted(row_filter: str) -> tuple[int, int]:
         """The rows of a query and the files that were read for it."""

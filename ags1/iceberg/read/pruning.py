@@ -255,11 +255,12 @@ def _by_summary(
 
 
 def _by_metrics(judge: _Judge, field: types.NestedField, is_nested: bool, file: DataFile) -> Answer:
-    # The counts of a column in a struct do not always include the rows where the struct is null.
     field_id, kind = field.field_id, field.field_type
     count = (file.value_counts or {}).get(field_id)
+    # The counts of a column in a struct do not always include the rows where the struct is null.
+    is_partial = is_nested and count != file.record_count
     nulls = _share((file.null_value_counts or {}).get(field_id), count)
-    if is_nested and nulls is False:
+    if is_partial and nulls is False:
         nulls = None
     is_float = isinstance(kind, _FLOATS)
     nans = _share((file.nan_value_counts or {}).get(field_id), count) if is_float else False
@@ -268,7 +269,7 @@ def _by_metrics(judge: _Judge, field: types.NestedField, is_nested: bool, file: 
     if kind == _UUID and lower is not None and upper is not None:
         lower, upper = _uuids(lower, upper)
     answer = judge(_Values(nulls, nans, lower, upper))
-    return None if answer and is_nested else answer
+    return None if answer and is_partial else answer
 
 
 def _share(part: int | None, whole: int | None) -> Answer:
