@@ -469,10 +469,10 @@ class EncryptedCatalog(DelegatingCatalog):
         ValueError and PyIceberg's ValidationError, if a column would get a type that the values in
         its files do not have."""
         if not isinstance(table, EncryptedTable):
-            schemas = (*table.metadata.schemas, table.schema())
-            before = [schema.model_dump(mode="json") for schema in schemas]
             for update in updates:
                 if isinstance(update, AddSchemaUpdate):
+                    schemas = (*table.metadata.schemas, table.schema())
+                    before = [schema.model_dump(mode="json") for schema in schemas]
                     check_evolution(update.schema_.model_dump(mode="json"), before)
                 if isinstance(update, SetPropertiesUpdate) and TABLE_KEY_ID in update.updates:
                     raise ValueError(
