@@ -334,8 +334,10 @@ class WriterCore:
 @atexit.register
 def _drop_unclosed() -> None:
     for core in list(_unclosed.values()):
-        with contextlib.suppress(Exception):
-            core.drop_at_exit()
+        # In a forked child they are the parent's, and a thread of the parent may hold the lock.
+        if not core.batch.forked:
+            with contextlib.suppress(Exception):
+                core.drop_at_exit()
 
 
 def _remembered(error: BaseException) -> Exception:
