@@ -2,9 +2,9 @@
 
 ``EncryptedCatalog`` wraps a catalog of PyIceberg. Its ``load_table`` returns an ``EncryptedTable``
 if the table has the property ``encryption.key-id``. What the catalog says of a table is trusted
-more than the metadata file: the parameters of Hive, Glue and DynamoDB, and a REST server's answer.
-Only the caller and the configuration file choose the KMS, never a server, because
-``encryption.kms-impl`` names code to run.
+more than the metadata file: the parameters of Hive, Glue and DynamoDB, the pins of a SQL catalog,
+and a REST server's answer. Only the caller and the configuration file choose the KMS, never a
+server, because ``encryption.kms-impl`` names code to run.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from .pyiceberg.delegation import DelegatingCatalog
 from .pyiceberg.guard import guard_catalog
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.rest import register_rest_table
+from .pyiceberg.sql import forget_pins
 from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
 from .read.metadata import table_key_id
@@ -94,7 +95,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
 
     ``encryption.trusted-key-ids`` lists the master keys that a table may name, separated by commas.
     Set it if the KMS would also unwrap with another user's key (AWS, GCP), unless the catalog
-    itself keeps the key IDs of its tables (Hive, REST, Glue, DynamoDB).
+    itself keeps the key IDs of its tables (SQL, Hive, REST, Glue, DynamoDB).
     ``encryption.require-encrypted=true`` sets ``require_encrypted`` for every table: unencrypted
     tables and unencrypted data files are refused.
 
@@ -195,9 +196,10 @@ class EncryptedCatalog(DelegatingCatalog):
         """Return an ``EncryptedTable`` if the table is encrypted, else PyIceberg's ``Table``.
 
         The arguments after ``identifier`` are those of ``open_table``. If Hive, Glue or DynamoDB
-        has ``metadata_hash``, ``encryption.key-id`` or ``encryption.data-key-length``, the metadata
-        must agree with them. If a REST server answers with metadata, that is used and not the
-        metadata file, unless a SHA-256 of the file is expected.
+        has ``metadata_hash``, ``encryption.key-id`` or ``encryption.data-key-length``, or if a SQL
+        catalog has pins of the table, the metadata must agree with them. If a REST server answers
+        with metadata, that is used and not the metadata file, unless a SHA-256 of the file is
+        expected.
 
         Files are read with the properties of the caller and of the catalog. Properties in the
         metadata that contradict them (``py-io-impl``, ``s3.endpoint``, …) are refused before
@@ -295,6 +297,7 @@ class EncryptedCatalog(DelegatingCatalog):
         # The parameters of all three methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
         if not self._is_encrypted(properties, location):
+            self._forget(identifier)
             table = self.inner.create_table(*wanted)
             table.catalog = self
             return table
@@ -314,6 +317,7 @@ class EncryptedCatalog(DelegatingCatalog):
         # The parameters of both methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
         if not self._is_encrypted(properties, location):
+            self._forget(identifier)
             plain = self.inner.create_table_transaction(*wanted)
             table_of(plain).catalog = self
             return plain
@@ -428,6 +432,7 @@ class EncryptedCatalog(DelegatingCatalog):
             output = TableOutput(base.io(self.inner))
             self.commits().register(identifier, metadata_location, output)
             return self.load_table(identifier)
+        self._forget(identifier)
         with self._parsing_may_fail("SqlCatalog"):
             self.inner.register_table(identifier, metadata_location, overwrite)
         return self.load_table(identifier)
@@ -448,6 +453,7 @@ class EncryptedCatalog(DelegatingCatalog):
             if encrypted is not None and self._is_one_of(*_WITH_LOCATIONS):
                 self.commits().rename(encrypted, to_identifier)
             else:
+                self._forget(to_identifier)
                 self.inner.rename_table(from_identifier, to_identifier)
         return self.load_table(to_identifier)
 
@@ -497,7 +503,7 @@ class EncryptedCatalog(DelegatingCatalog):
         folders = table.folders
         files = expire_all(table.view().metadata).find_files(table.files, folders)
         output = table.output()
-        self.inner.drop_table(identifier)
+        self.drop_table(identifier)
         failed = files.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
         output.discard([*folders.versions(logged), table.metadata_location])
@@ -595,6 +601,13 @@ class EncryptedCatalog(DelegatingCatalog):
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table from the catalog. Its files stay."""
         self.inner.drop_table(identifier)
+        self._forget(identifier)
+
+    def _forget(self, identifier: str | Identifier) -> None:
+        """If no table has the name, delete what a SQL catalog keeps of one that had it. The next
+        one may be unencrypted, or under another key."""
+        if is_a(self.inner, "SqlCatalog"):
+            forget_pins(self.inner, identifier)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
         """Return whether the catalog has the table, even if its metadata is refused."""

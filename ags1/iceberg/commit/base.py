@@ -1,8 +1,8 @@
 """``Base``: a table's current metadata as its catalog has it, which a commit is built upon.
 
 ``load_base`` reads it in every kind of catalog. What the catalog knows of a table is trusted more
-than the metadata file: the parameters of Hive, Glue and DynamoDB, and a REST server's answer become
-part of the ``Trust``.
+than the metadata file: the parameters of Hive, Glue and DynamoDB, the pins of a SQL catalog, and a
+REST server's answer become part of the ``Trust``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from ..pyiceberg.glue import glue_table
 from ..pyiceberg.hive import hive_parameters
 from ..pyiceberg.redirection import refuse_redirection
 from ..pyiceberg.rest import RestTable, ask_rest_server, snapshot_loading_mode
-from ..pyiceberg.sql import sql_metadata_location
+from ..pyiceberg.sql import sql_table
 from ..read.metadata import read_metadata
 from ..storage.trust import (
+    HASH_LOCATION,
     ICEBERG,
     METADATA_LOCATION,
+    METADATA_SHA256,
     TABLE_TYPE,
     Trust,
     parameters_trust,
     rest_trust,
 )
+
+# What the pins of a SQL catalog are among the parameters of other catalogs.
+_OF_PINS = {"key-id": TABLE_KEY_ID, "location": HASH_LOCATION, "sha256": METADATA_SHA256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +112,9 @@ def load_base(
             if asked == parameters:
                 raise
             parameters = asked
-    if is_a(catalog, "SqlCatalog"):
-        location = sql_metadata_location(catalog, identifier)
-    else:
-        table = catalog.load_table(identifier)
-        name, location = table.name(), table.metadata_location
-        config = TableConfig(table.config, table.config)
-    return file_base(catalog, name, location, trust, config)
+    table = catalog.load_table(identifier)
+    config = TableConfig(table.config, table.config)
+    return file_base(catalog, table.name(), table.metadata_location, trust, config)
 
 
 def _parameters(
@@ -127,6 +128,10 @@ def _parameters(
         return dict(glue_table(catalog, identifier).get("Parameters", {}))
     if is_a(catalog, "DynamoDbCatalog"):
         return dynamodb_parameters(dynamodb_item(catalog, identifier))
+    if is_a(catalog, "SqlCatalog"):
+        location, pins = sql_table(catalog, identifier)
+        known = {_OF_PINS[part]: value for part, value in pins.items()}
+        return {TABLE_TYPE: ICEBERG, METADATA_LOCATION: location, **known}
     return None
 
 

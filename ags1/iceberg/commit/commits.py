@@ -56,7 +56,10 @@ class NewLocation:
 
 
 class Commits(ABC):
-    """Commits to the tables of one catalog. Any number of threads may use it."""
+    """Commits to the tables of one catalog. Any number of threads may use it. ``keeps_hash``:
+    whether the catalog keeps a hash of a table's metadata.json."""
+
+    keeps_hash = False
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog

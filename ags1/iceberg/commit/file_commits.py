@@ -57,8 +57,8 @@ _REFUSALS = (CommitFailedException, NoSuchNamespaceError, TableAlreadyExistsErro
 @dataclass(frozen=True, slots=True)
 class Staged:
     """A table's next metadata, written but not committed. ``java_hash`` is Hive's ``metadata_hash``
-    of it, ``sha256`` that of the stored file in hex. If ``is_confirmed`` is false, the catalog does
-    not confirm it by that hash."""
+    of it, empty if the catalog does not keep that; ``sha256`` is that of the stored file in hex. If
+    ``is_confirmed`` is false, the catalog does not confirm the metadata by a hash."""
 
     metadata: dict[str, Any] = field(repr=False)
     location: str
@@ -69,9 +69,9 @@ class Staged:
 
 class FileCommits(Commits):
     """Commits to a catalog that keeps the location of a table's metadata.json, and its hash if
-    ``keeps_hash`` is true."""
+    ``keeps_hash`` is true: Hive's, or the SHA-256 of the file if ``keeps_java_hash`` is false."""
 
-    keeps_hash = False
+    keeps_java_hash = True
 
     def commit(
         self,
@@ -92,7 +92,7 @@ class FileCommits(Commits):
         location = next_metadata_location(
             metadata, base.location, is_beside=not self._may_choose_folder(base, metadata, changes)
         )
-        staged = _write(metadata, location, output, base)
+        staged = self._write(metadata, location, output, base)
         if self._names_foreign_folder(base, metadata, changes):
             staged = replace(staged, is_confirmed=False)
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
@@ -116,13 +116,13 @@ class FileCommits(Commits):
         self._refuse_redirection(metadata, new_location.config, new_location.location)
         key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID) or None
         check_still_encrypted({}, metadata, key_id)
-        staged = _write(metadata, next_metadata_location(metadata, None), output)
+        staged = self._write(metadata, next_metadata_location(metadata, None), output, None)
         after = self._after(Base(name, metadata, staged.location, Trust(key_id)), staged)
         self._try(after, staged, output, lambda sent: self._insert(name, staged, sent))
         return after
 
     def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
-        staged = _read_staged(location, output.io, base)
+        staged = self._read(location, output.io, base)
         check_requirements(
             staged.metadata, [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}]
         )
@@ -134,7 +134,7 @@ class FileCommits(Commits):
         return self._after(base, staged)
 
     def register(self, identifier: str | Identifier, location: str, output: TableOutput) -> None:
-        staged = _read_staged(location, output.io, None)
+        staged = self._read(location, output.io, None)
         self._refuse_redirection(staged.metadata, TableConfig(), location)
         self._insert(Catalog.identifier_to_tuple(identifier), staged, Event())
 
@@ -197,12 +197,35 @@ class FileCommits(Commits):
         """Return whether the catalog may still carry out a request that ended in ``error``,
         although ``_current_location`` does not show it yet. ``is_new``: it was for a new table."""
 
+    def _read(self, location: str, io: FileIO, base: Base | None) -> Staged:
+        """Return metadata that was written earlier. ``base`` is None for a new table."""
+        with io.new_input(location).open() as stream:
+            sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
+        metadata = read_metadata(io, location, Trust(base.trust.key_id if base else None, sha256))
+        return self._staged(metadata, location, print_metadata(metadata), sha256, base)
+
+    def _write(
+        self, metadata: dict[str, Any], location: str, output: TableOutput, base: Base | None
+    ) -> Staged:
+        text = print_metadata(metadata)
+        stored = stored_form(text, location)
+        output.write(location, stored)
+        return self._staged(metadata, location, text, hashlib.sha256(stored).hexdigest(), base)
+
+    def _staged(
+        self, metadata: dict[str, Any], location: str, text: bytes, sha256: str, base: Base | None
+    ) -> Staged:
+        hashed = _java_hash(text, base) if self.keeps_java_hash else ""
+        return Staged(metadata, location, hashed, sha256)
+
     def _after(self, base: Base, staged: Staged) -> Base:
         """Return the base with ``staged``, which is confirmed by what confirmed the old one."""
+        keeps_hash = self.keeps_hash and staged.is_confirmed
         trust = replace(
             base.trust,
             metadata_sha256=base.trust.metadata_sha256 and staged.sha256,
-            java_hash=staged.java_hash if self.keeps_hash and staged.is_confirmed else None,
+            java_hash=staged.java_hash if keeps_hash and self.keeps_java_hash else None,
+            pinned_sha256=staged.sha256 if keeps_hash and not self.keeps_java_hash else None,
             data_key_length=None,
         )
         return replace(base, metadata=staged.metadata, location=staged.location, trust=trust)
@@ -259,23 +282,6 @@ def parameters_of(staged: Staged, base: Base | None) -> dict[str, str]:
         HASH_LOCATION: staged.location if staged.is_confirmed else UNCONFIRMED,
         **{n: properties[n] for n in (TABLE_KEY_ID, DATA_KEY_LENGTH) if n in properties},
     }
-
-
-def _read_staged(location: str, io: FileIO, base: Base | None) -> Staged:
-    """Return metadata that was written earlier. ``base`` is None for a new table."""
-    with io.new_input(location).open() as stream:
-        sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
-    metadata = read_metadata(io, location, Trust(base.trust.key_id if base else None, sha256))
-    return Staged(metadata, location, _java_hash(print_metadata(metadata), base), sha256)
-
-
-def _write(
-    metadata: dict[str, Any], location: str, output: TableOutput, base: Base | None = None
-) -> Staged:
-    text = print_metadata(metadata)
-    stored = stored_form(text, location)
-    output.write(location, stored)
-    return Staged(metadata, location, _java_hash(text, base), hashlib.sha256(stored).hexdigest())
 
 
 def _java_hash(text: bytes, base: Base | None) -> str:

@@ -67,7 +67,7 @@ def version_of(
     its files. The other arguments are those of ``open_table``. Raises KeyMetadataError if only the
     metadata says what the table's key is, and the KMS would unwrap with any key that is named."""
     key_id = base.trust.key_id
-    if base.trust.metadata_sha256 is not None or base.trust.java_hash is not None:
+    if base.trust.has_hash:
         # A hash confirms the whole metadata, with the key ID.
         key_id = base.metadata["properties"][TABLE_KEY_ID]
     keys = EncryptionManager.from_metadata(base.metadata, kms, table_key_id=key_id, cache=cache)

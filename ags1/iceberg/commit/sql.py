@@ -2,7 +2,13 @@
 
 A commit is one UPDATE of the table's row. Its WHERE clause names the base's metadata location, so
 it changes no row if another commit was first. Follows PyIceberg's ``SqlCatalog`` and Java's
-``JdbcTableOperations``. Knows nothing of metadata.
+``JdbcTableOperations``.
+
+**What is trusted.** The same transaction sets the table's pins: the ID of its master key, and the
+location and SHA-256 of the new metadata.json. ``load_base`` requires that the metadata agrees with
+them. Other writers do not know the pins. After their commits, the pins confirm only the master
+key's ID, until our next commit. The changed row is locked until the transaction ends, so two
+commits do not mix their pins.
 """
 
 from __future__ import annotations
@@ -14,34 +20,41 @@ from pyiceberg.catalog.sql import IcebergTables
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchNamespaceError,
+    NoSuchTableError,
     TableAlreadyExistsError,
 )
 from pyiceberg.typedef import Identifier
-from sqlalchemy import ColumnElement, and_, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from ..pyiceberg.sql import sql_table_row
+from ...keys.manager import TABLE_KEY_ID
+from ..pyiceberg.sql import has_pins, is_sql_row, move_pins, set_pins, sql_table_row
+from ..storage.trust import UNCONFIRMED
 from .base import Base
 from .file_commits import FileCommits, Staged
+from .outcome import not_committed
 
 
 class SqlCommits(FileCommits):
     """Commits to the tables of a SqlCatalog."""
 
+    keeps_java_hash = False
+
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog)
         self._engine = catalog.engine  # type: ignore[attr-defined]  # SqlCatalog's
+        self.keeps_hash = has_pins(catalog)
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         statement = (
             update(IcebergTables)
             .where(
-                self._is_row_of(base.identifier), IcebergTables.metadata_location == base.location
+                is_sql_row(self.catalog, base.identifier),
+                IcebergTables.metadata_location == base.location,
             )
             .values(metadata_location=staged.location, previous_metadata_location=base.location)
         )
-        name = ".".join(base.identifier)
         with Session(self._engine) as session:
             try:
                 changed: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
@@ -49,17 +62,19 @@ class SqlCommits(FileCommits):
                     # The number of changed rows is unknown, so read the row. If it was changed, it
                     # is locked.
                     row = select(IcebergTables).where(
-                        self._is_row_of(base.identifier),
+                        is_sql_row(self.catalog, base.identifier),
                         IcebergTables.metadata_location == staged.location,
                     )
                     changed = len(session.scalars(row).all())
+                if changed:
+                    self._pin(session, base.identifier, staged)
             except DBAPIError as error:
                 # For example, the database is locked. It was not asked to commit yet.
-                raise CommitFailedException(
-                    f"a commit of {name} was not made: {type(error.orig).__name__}"
-                ) from error
+                raise not_committed(base.identifier, error.orig or error) from error
             if changed < 1:
-                raise CommitFailedException(f"Table has been updated by another process: {name}")
+                raise CommitFailedException(
+                    f"Table has been updated by another process: {'.'.join(base.identifier)}"
+                )
             sent.set()
             session.commit()
 
@@ -75,14 +90,45 @@ class SqlCommits(FileCommits):
                 raise TableAlreadyExistsError(
                     f"Table {'.'.join(identifier)} already exists"
                 ) from error
+            self._pin(session, identifier, staged)
             sent.set()
             session.commit()
+
+    def rename(self, base: Base, identifier: str | Identifier) -> None:
+        name = Catalog.identifier_to_tuple(identifier)
+        namespace = Catalog.namespace_from(name)
+        if not self.catalog.namespace_exists(namespace):
+            raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")
+        to = sql_table_row(self.catalog, name, base.location)
+        statement = (
+            update(IcebergTables)
+            .where(is_sql_row(self.catalog, base.identifier))
+            .values(table_namespace=to["table_namespace"], table_name=to["table_name"])
+        )
+        with Session(self._engine) as session:
+            try:
+                changed: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
+            except IntegrityError as error:
+                raise TableAlreadyExistsError(f"Table {'.'.join(name)} already exists") from error
+            if changed == 0:
+                raise NoSuchTableError(f"Table does not exist: {'.'.join(base.identifier)}")
+            if self.keeps_hash:
+                move_pins(self.catalog, session, base.identifier, name)
+            session.commit()
+
+    def _pin(self, session: Session, identifier: Identifier, staged: Staged) -> None:
+        """Set the pins of a table that is encrypted."""
+        key_id = (staged.metadata.get("properties") or {}).get(TABLE_KEY_ID)
+        if self.keeps_hash and key_id:
+            location = staged.location if staged.is_confirmed else UNCONFIRMED
+            pins = {"key-id": key_id, "location": location, "sha256": staged.sha256}
+            set_pins(self.catalog, session, identifier, pins)
 
     def _current_location(self, identifier: Identifier) -> str | None:
         # The row's lock is waited for: a commit whose answer was lost may hold it.
         statement = (
             select(IcebergTables.metadata_location)
-            .where(self._is_row_of(identifier))
+            .where(is_sql_row(self.catalog, identifier))
             .with_for_update()
         )
         with Session(self._engine) as session:
@@ -91,11 +137,3 @@ class SqlCommits(FileCommits):
     def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
         # A new row has no lock to wait for. SQLite has no server that could go on without us.
         return is_new and self._engine.dialect.name != "sqlite"
-
-    def _is_row_of(self, identifier: Identifier) -> ColumnElement[bool]:
-        namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
-        return and_(
-            IcebergTables.catalog_name == self.catalog.name,
-            IcebergTables.table_namespace == namespace,
-            IcebergTables.table_name == Catalog.table_name_from(identifier),
-        )

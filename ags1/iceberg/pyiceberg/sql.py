@@ -1,42 +1,158 @@
-"""The rows of a SQL catalog's table ``iceberg_tables``."""
+"""The rows of a SQL catalog: those of ``iceberg_tables``, and a table's pins.
+
+Pins are what a catalog keeps of an encrypted table: three rows of ``iceberg_namespace_properties``,
+which every SQL catalog of PyIceberg and Java has. docs/tables.md has their format. Knows nothing of
+metadata.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.typedef import Identifier
 
-
-def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
-    """Return the location of a table's metadata.json in a SQL catalog, without reading the file.
-    Raises NoSuchTableError."""
-    from pyiceberg.catalog.sql import IcebergTables
-    from sqlalchemy import select
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
     from sqlalchemy.orm import Session
 
-    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
-    name = Catalog.table_name_from(identifier)
-    statement = select(IcebergTables.metadata_location).where(
+# The imports of SQLAlchemy are in the functions, because only users of SQL catalogs have it.
+
+_PINNED = "key-id", "location", "sha256"
+
+
+def sql_table(catalog: Any, identifier: str | Identifier) -> tuple[str, dict[str, str]]:
+    """Return the location of a table's metadata.json in a SQL catalog, and the table's pins of the
+    same moment, by ``key-id``, ``location`` and ``sha256``. Raises NoSuchTableError."""
+    from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables
+    from sqlalchemy import and_, select
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.orm import Session
+
+    is_row = is_sql_row(catalog, identifier)
+    is_table = catalog._iceberg_type_filter()
+    if is_table is not None:
+        is_row = and_(is_row, is_table)
+    pins = IcebergNamespaceProperties
+    statement = (
+        select(IcebergTables.metadata_location, pins.property_key, pins.property_value)
+        .outerjoin(pins, _are_pins(catalog, identifier))
+        .where(is_row)
+    )
+    with Session(catalog.engine) as session:
+        try:
+            rows: list[tuple[Any, Any, Any]] = [tuple(row) for row in session.execute(statement)]
+        except DBAPIError:
+            session.rollback()
+            if has_pins(catalog):
+                raise
+            plain = select(IcebergTables.metadata_location).where(is_row)
+            rows = [(location, None, None) for location in session.scalars(plain)]
+    if not rows or not rows[0][0]:
+        raise NoSuchTableError(f"Table does not exist: {'.'.join(_names(identifier))}")
+    parts = {_key(part, identifier): part for part in _PINNED}
+    return str(rows[0][0]), {parts[key]: value for _, key, value in rows if key}
+
+
+def has_pins(catalog: Any) -> bool:
+    """Return whether the catalog's database has the table in which pins are kept."""
+    from pyiceberg.catalog.sql import IcebergNamespaceProperties
+    from sqlalchemy import inspect
+
+    return bool(inspect(catalog.engine).has_table(IcebergNamespaceProperties.__tablename__))
+
+
+def set_pins(
+    catalog: Any, session: Session, identifier: Identifier, pins: Mapping[str, str]
+) -> None:
+    """Replace a table's pins in the transaction of ``session``."""
+    from pyiceberg.catalog.sql import IcebergNamespaceProperties
+    from sqlalchemy import delete, insert
+
+    session.execute(delete(IcebergNamespaceProperties).where(_are_pins(catalog, identifier)))
+    rows = [
+        {
+            "catalog_name": catalog.name,
+            "namespace": _names(identifier)[0],
+            "property_key": _key(part, identifier),
+            "property_value": value,
+        }
+        for part, value in pins.items()
+    ]
+    session.execute(insert(IcebergNamespaceProperties), rows)
+
+
+def move_pins(catalog: Any, session: Session, before: Identifier, after: Identifier) -> None:
+    """Give a table's pins to its new name, ``after``, in the transaction of ``session``."""
+    from pyiceberg.catalog.sql import IcebergNamespaceProperties
+    from sqlalchemy import delete, update
+
+    if before == after:
+        return
+    session.execute(delete(IcebergNamespaceProperties).where(_are_pins(catalog, after)))
+    for part in _PINNED:
+        new = {"namespace": _names(after)[0], "property_key": _key(part, after)}
+        is_pin = _are_pins(catalog, before, [part])
+        session.execute(update(IcebergNamespaceProperties).where(is_pin).values(new))
+
+
+def forget_pins(catalog: Any, identifier: str | Identifier) -> None:
+    """Delete the pins of a table that the catalog does not have any more."""
+    from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables
+    from sqlalchemy import delete, exists
+    from sqlalchemy.orm import Session
+
+    if not has_pins(catalog):
+        return
+    is_there = exists(IcebergTables.table_name).where(is_sql_row(catalog, identifier))
+    statement = delete(IcebergNamespaceProperties).where(_are_pins(catalog, identifier), ~is_there)
+    with Session(catalog.engine) as session:
+        session.execute(statement)
+        session.commit()
+
+
+def is_sql_row(catalog: Any, identifier: str | Identifier) -> ColumnElement[bool]:
+    """Return the condition for the row of a table in ``iceberg_tables``."""
+    from pyiceberg.catalog.sql import IcebergTables
+    from sqlalchemy import and_
+
+    namespace, table = _names(identifier)
+    return and_(
         IcebergTables.catalog_name == catalog.name,
         IcebergTables.table_namespace == namespace,
-        IcebergTables.table_name == name,
+        IcebergTables.table_name == table,
     )
-    is_table = catalog._iceberg_type_filter()
-    with Session(catalog.engine) as session:
-        location = session.scalar(statement if is_table is None else statement.where(is_table))
-    if not location:
-        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
-    return str(location)
 
 
 def sql_table_row(
     catalog: Any, identifier: str | Identifier, metadata_location: str
 ) -> dict[str, Any]:
     """Return the row of a new table for the catalog's version of ``iceberg_tables``."""
-    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
-    row: dict[str, Any] = catalog._create_table_row(
-        namespace, Catalog.table_name_from(identifier), metadata_location
-    )
+    row: dict[str, Any] = catalog._create_table_row(*_names(identifier), metadata_location)
     return row
+
+
+def _are_pins(
+    catalog: Any, identifier: str | Identifier, parts: Iterable[str] = _PINNED
+) -> ColumnElement[bool]:
+    """Return the condition for the rows of a table's pins."""
+    from pyiceberg.catalog.sql import IcebergNamespaceProperties
+    from sqlalchemy import and_
+
+    return and_(
+        IcebergNamespaceProperties.catalog_name == catalog.name,
+        IcebergNamespaceProperties.namespace == _names(identifier)[0],
+        IcebergNamespaceProperties.property_key.in_([_key(part, identifier) for part in parts]),
+    )
+
+
+def _key(part: str, identifier: str | Identifier) -> str:
+    return f"ags1.pin.{part}.{Catalog.table_name_from(identifier)}"
+
+
+def _names(identifier: str | Identifier) -> tuple[str, str]:
+    """Return a table's namespace, as text, and its name."""
+    namespace = Catalog.namespace_from(identifier)
+    return Catalog.namespace_to_string(namespace), Catalog.table_name_from(identifier)

@@ -4,7 +4,8 @@ The file is not encrypted, and others may be able to write to the storage. So ea
 that decides about keys is compared with ``Trust``, which is what the caller or the catalog knows::
 
     statement of metadata.json       compared with, if that is known           in
-    the whole file                   the SHA-256 of its bytes                  read_metadata
+    the whole file                   the SHA-256 of its bytes, which the       read_metadata
+                                     caller or a SQL catalog knows
     the whole content                the hash in Hive, Glue or DynamoDB        read_metadata
     the table's master key           the key ID                                table_key_id
     "the table is not encrypted"     the key ID; keys left in the metadata     table_key_id
@@ -69,13 +70,20 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
 
 
 def _check_sha256(stored: bytes, trust: Trust, location: str) -> None:
-    if trust.metadata_sha256 is None:
+    expected, pinned = trust.metadata_sha256, trust.pinned_sha256
+    if expected is None and pinned is None:
         return
     digest = hashlib.sha256(stored).hexdigest()
-    if digest != trust.metadata_sha256.lower():
+    if expected is not None and digest != expected.lower():
         raise MetadataIntegrityError(
-            f"the metadata's SHA-256 is {digest}, but {trust.metadata_sha256} was expected: "
+            f"the metadata's SHA-256 is {digest}, but {expected} was expected: "
             "the file was changed or is of another version",
+            file=location,
+        )
+    if pinned is not None and digest != pinned:
+        raise MetadataIntegrityError(
+            f"the metadata's SHA-256 is {digest}, but the catalog keeps {pinned}: "
+            "the file was changed outside the catalog. Restore the file",
             file=location,
         )
 

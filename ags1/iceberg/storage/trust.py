@@ -15,7 +15,9 @@ from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 METADATA_LOCATION = "metadata_location"
 PREVIOUS_METADATA_LOCATION = "previous_metadata_location"
 METADATA_HASH = "metadata_hash"
-# Ours: the metadata that the hash is of. Not every writer of Glue replaces the hash.
+# Ours: the SHA-256 of the metadata.json, which SQL catalogs keep instead of that hash.
+METADATA_SHA256 = "ags1.metadata-sha256"
+# Ours: the metadata that the hash is of. Other writers replace the location and leave the hash.
 HASH_LOCATION = "ags1.metadata-hash-location"
 # Instead of that location: the hash is of metadata with a folder that nobody has confirmed.
 UNCONFIRMED = "unconfirmed"
@@ -28,7 +30,8 @@ class Trust:
     """What the caller or the catalog knows of a table's metadata. None means unknown.
 
     ``key_id`` is the table's master key. ``metadata_sha256`` is the SHA-256 of the file's bytes, in
-    hex. ``java_hash`` and ``data_key_length`` are the parameters ``metadata_hash`` and
+    hex, that the caller expects; ``pinned_sha256`` is the one that a SQL catalog keeps.
+    ``java_hash`` and ``data_key_length`` are the parameters ``metadata_hash`` and
     ``encryption.data-key-length`` in Hive, Glue or DynamoDB. If ``is_from_server`` is true, the
     metadata is a REST server's answer and not that of a file.
     """
@@ -36,14 +39,20 @@ class Trust:
     key_id: str | None = None
     metadata_sha256: str | None = None
     java_hash: str | None = None
+    pinned_sha256: str | None = None
     data_key_length: str | None = None
     is_from_server: bool = False
+
+    @property
+    def has_hash(self) -> bool:
+        """Whether a hash confirms the whole metadata."""
+        return bool(self.metadata_sha256 or self.java_hash or self.pinned_sha256)
 
     @property
     def confirms_metadata(self) -> bool:
         """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
         write to the storage may have changed it."""
-        return self.is_from_server or bool(self.metadata_sha256 or self.java_hash)
+        return self.is_from_server or self.has_hash
 
 
 def rest_trust(trust: Trust, metadata: Mapping[str, Any]) -> Trust:
@@ -57,17 +66,18 @@ def rest_trust(trust: Trust, metadata: Mapping[str, Any]) -> Trust:
 
 def parameters_trust(trust: Trust, parameters: Properties) -> Trust:
     """Add what a catalog's parameters of a table say: those of a Hive metastore, of AWS Glue or of
-    DynamoDB. Raises MetadataIntegrityError if that contradicts what the caller expects."""
+    DynamoDB, or the pins of a SQL catalog. Raises MetadataIntegrityError if that contradicts what
+    the caller expects."""
     key_id = parameters.get(TABLE_KEY_ID)
     if None not in (key_id, trust.key_id) and key_id != trust.key_id:
         raise MetadataIntegrityError(
             f"the catalog has {key_id!r} as the table's key, but {trust.key_id!r} was expected"
         )
-    java_hash = parameters.get(METADATA_HASH)
+    java_hash, sha256 = parameters.get(METADATA_HASH), parameters.get(METADATA_SHA256)
     location = parameters.get(METADATA_LOCATION)
     if parameters.get(HASH_LOCATION, location) != location:
         # A writer that does not know the hash has committed since.
-        java_hash = None
+        java_hash = sha256 = None
     # The hash covers the whole metadata. Without one, Java compares the two properties.
     length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
-    return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)
+    return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, sha256, length)
