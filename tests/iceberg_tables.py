@@ -58,12 +58,23 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
 
 
+def unpin(catalog: Any) -> None:
+    """Delete what a SQL catalog keeps of its tables, so that a change of their files is not
+    noticed."""
+    from sqlalchemy import text
+
+    with catalog.engine.begin() as connection:
+        statement = "DELETE FROM iceberg_namespace_properties WHERE property_key LIKE 'ags1.pin.%'"
+        connection.execute(text(statement))
+
+
 def rewritten(table: EncryptedTable, change: Callable[[dict[str, Any]], Any]) -> EncryptedTable:
-    """Change a table's metadata.json, or return another for it, behind its catalog's back; return
-    the table of it."""
+    """Change a table's metadata.json, or return another for it, behind the back of its catalog,
+    which does not notice; return the table of it."""
     path = Path(table.metadata_location.removeprefix("file://"))
     metadata = json.loads(path.read_bytes())
     path.write_text(json.dumps(change(metadata) or metadata))
+    unpin(table.catalog)
     made = table.catalog.load_table(table.name())
     assert isinstance(made, EncryptedTable)
     return made

@@ -33,9 +33,11 @@ from iceberg_tables import (
     expected_rows,
     memory_kms,
     metadata_file,
+    unpin,
 )
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError, ValidationException
 from pyiceberg.table import Table
 from table_maker import TableMaker
@@ -157,8 +159,10 @@ def test_a_kms_client_of_pyiceberg_opens_tables(sql: dict[str, str]) -> None:
     keys = {name: KMS_PROPERTIES[name] for name in KMS_PROPERTIES if ".key." in name}
     named = {"py-kms-impl": f"{__name__}.ForPyIceberg", **keys}
     # The class does not say whose keys it unwraps with.
-    with load_catalog("sql", **sql, **named) as catalog, pytest.raises(KeyMetadataError):
-        catalog.load_table("db.stats")
+    with load_catalog("sql", **sql, **named) as catalog:
+        unpin(catalog)
+        with pytest.raises(KeyMetadataError):
+            catalog.load_table("db.stats")
     trusted = {"encryption.trusted-key-ids": "keyA"}
     with load_catalog("sql", **sql, **named, **trusted) as catalog:
         assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
@@ -256,6 +260,8 @@ def test_a_kms_of_many_owners_needs_the_key_s_name_from_a_trusted_place(
 ) -> None:
     kms = Foreign(KMS_PROPERTIES)
     inner = load_plain_catalog("sql", **sql)
+    assert EncryptedCatalog(inner, kms).load_table("db.stats").key_id == "keyA"  # it is pinned
+    unpin(inner)
     with pytest.raises(KeyMetadataError, match="another user's key"):
         EncryptedCatalog(inner, kms).load_table("db.stats")
     for catalog, pin in (
@@ -758,6 +764,8 @@ class Stage:
         """Change the table's metadata where it lies."""
         self.maker.properties[name] = REDIRECTING[name]
         self.path.write_text(json.dumps(self.maker.metadata()))
+        if isinstance(self.catalog, SqlCatalog):
+            unpin(self.catalog)
         self.answer |= rest_answer(self.path)
 
 

@@ -43,7 +43,7 @@ def sql_table(catalog: Any, identifier: str | Identifier) -> tuple[str, dict[str
     )
     with Session(catalog.engine) as session:
         try:
-            rows: list[tuple[Any, Any, Any]] = [tuple(row) for row in session.execute(statement)]
+            rows: list[Any] = list(session.execute(statement))
         except DBAPIError:
             session.rollback()
             if has_pins(catalog):

@@ -14,7 +14,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from iceberg_tables import memory_kms
+from iceberg_tables import memory_kms, unpin
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
@@ -60,6 +60,7 @@ class Warehouse:
         metadata = json.loads(path.read_text())
         change(metadata)
         path.write_text(json.dumps(metadata))
+        unpin(self.catalog)
 
     def strangers_file(self, text: str = "precious") -> Path:
         path = self.folder / "home" / "thesis.tex"
