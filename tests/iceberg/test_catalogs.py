@@ -874,6 +874,7 @@ def test_the_metadata_does_not_choose_what_commits_to_the_table(
         metadata = json.loads(path.read_bytes())
         metadata["properties"][name] = REDIRECTING[name]
         path.write_text(json.dumps(metadata))
+        unpin(catalog)
         with pytest.raises(MetadataIntegrityError, match=name):
             (table.refresh() if encrypted else table).append(rows)
         with pytest.raises(MetadataIntegrityError, match=name):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from iceberg_tables import memory_kms
+from iceberg_tables import memory_kms, unpin
 from opened_files import OpenedFiles
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -309,6 +309,7 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     metadata = json.loads(location.read_text())
     metadata["snapshots"][0]["summary"]["partitions.day=erase-me-day"] = "added-records=1"
     location.write_text(json.dumps(metadata))
+    unpin(catalog)
     table = catalog.load_table("db.t")  # type: ignore[assignment]
     assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched", "partition-values"}
 
@@ -341,6 +342,8 @@ def test_a_folder_that_was_not_searched_is_told(catalog: EncryptedCatalog, tmp_p
     elsewhere = tmp_path / "elsewhere"
     table = filled(catalog, **{"write.data.path": f"file://{elsewhere}"})
     table.delete("id in (2, 5)")
+    unpin(catalog)
+    table.refresh()
     now = datetime.now(timezone.utc)
     done = table.erase_deleted_rows(orphans_older_than=now, **NOW)
     assert kinds(done) == {"left-behind", "orphans"}
@@ -375,6 +378,8 @@ def test_files_outside_the_tables_folders_are_told(
     table = create(catalog, **{"write.data.path": f"file://{tmp_path}/elsewhere"})
     table.append(rows(row(1), row(2, secret=True)))
     table.delete("id = 2")
+    unpin(catalog)
+    table.refresh()
     done = table.erase_deleted_rows()
     told = [r.message for r in done.remaining if r.kind == "left-behind"]
     outside = {str(path) for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()}

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from iceberg_tables import JAVA_LOCATION, KMS_PROPERTIES, copied, memory_kms, metadata_file
+from iceberg_tables import JAVA_LOCATION, KMS_PROPERTIES, copied, memory_kms, metadata_file, unpin
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from table_maker import TableMaker, stored
@@ -494,6 +494,8 @@ def test_only_confirmed_folders_are_searched(
     elsewhere = tmp_path / "elsewhere"
     with table.transaction() as transaction:
         transaction.set_properties({name: f"file://{elsewhere}"})
+    unpin(catalog)
+    table.refresh()
     orphan = planted(elsewhere / "b.parquet")
     # Somebody who could change the metadata must not have other files deleted.
     result = table.remove_orphan_files()
