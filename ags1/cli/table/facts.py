@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
+    from ...iceberg import EncryptedTable
     from ...keys import EncryptedKey
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -37,6 +38,7 @@ def describe_table(table: Table) -> dict[str, Any]:
         "encrypted": keys is not None,
         "key_id": None if keys is None else keys.table_key_id,
         "data_key_length": None if keys is None else keys.data_key_length,
+        "pinned": _pinned(table) if isinstance(table, EncryptedTable) else None,
         "current_snapshot_id": None if current is None else current.snapshot_id,
         "refs": {
             name: {"type": ref.snapshot_ref_type.value, "snapshot_id": ref.snapshot_id}
@@ -90,6 +92,7 @@ def table_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"encrypted  under {facts['key_id']}, data keys of {size} bytes"
         yield "           manifest lists, manifests, deletes and (see 'ags1 table files') data"
         yield "plaintext  metadata.json: the schema, partition specs, snapshots' row counts"
+        yield f"pinned     {_pinned_line(facts['pinned'], facts['metadata_location'])}"
     for path in facts["plain_statistics"]:
         yield f"           statistics {path}"
     for name, ref in facts["refs"].items():
@@ -104,6 +107,34 @@ def table_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"snapshot   {snapshot['snapshot_id']} {what}"
         if facts["encrypted"]:
             yield f"           key {snapshot['key_id']}, KEK {snapshot['kek_id']}"
+
+
+def _pinned(table: EncryptedTable) -> dict[str, Any]:
+    """Return what the catalog keeps of a table, and whether anything confirms metadata.json."""
+    from ...iceberg.storage.trust import HASH_LOCATION, METADATA_HASH, METADATA_SHA256, UNCONFIRMED
+    from ...keys.manager import TABLE_KEY_ID
+
+    pins = table.pins()
+    hash_of = pins.get(HASH_LOCATION, table.metadata_location)
+    has_hash = METADATA_HASH in pins or METADATA_SHA256 in pins
+    return {
+        "key_id": pins.get(TABLE_KEY_ID),
+        "metadata_location": hash_of if has_hash and hash_of != UNCONFIRMED else None,
+        "metadata_confirmed": table.metadata_is_confirmed,
+    }
+
+
+def _pinned_line(pinned: dict[str, Any], metadata_location: str) -> str:
+    hash_of, said = pinned["metadata_location"], f"in the catalog: the key {pinned['key_id']}"
+    if pinned["key_id"] is None:
+        if pinned["metadata_confirmed"]:
+            return "metadata.json, by the SHA-256 that was given or the server's answer"
+        return "nothing: whoever can write metadata.json can change the table"
+    if hash_of is None:
+        return f"{said}, and no hash of metadata.json"
+    if hash_of == metadata_location:
+        return f"{said} and the hash of metadata.json"
+    return f"{said} and the hash of {hash_of}, which another writer has replaced"
 
 
 def files_of_snapshot(table: Table, snapshot: Snapshot) -> Iterator[dict[str, Any]]:

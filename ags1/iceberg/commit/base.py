@@ -27,6 +27,7 @@ from ..read.metadata import read_metadata
 from ..storage.trust import (
     HASH_LOCATION,
     ICEBERG,
+    METADATA_HASH,
     METADATA_LOCATION,
     METADATA_SHA256,
     TABLE_TYPE,
@@ -115,6 +116,15 @@ def load_base(
     table = catalog.load_table(identifier)
     config = TableConfig(table.config, table.config)
     return file_base(catalog, table.name(), table.metadata_location, trust, config)
+
+
+def catalog_pins(catalog: Catalog, identifier: str | Identifier) -> Properties:
+    """Return what a catalog keeps of a table to confirm its metadata.json, by the names of the
+    parameters in ``trust``. It is empty if the catalog keeps nothing, or is a REST catalog. Raises
+    NoSuchTableError."""
+    parameters = _parameters(catalog, identifier, shared_client=True) or {}
+    names = TABLE_KEY_ID, METADATA_HASH, METADATA_SHA256, HASH_LOCATION
+    return {name: parameters[name] for name in names if name in parameters}
 
 
 def _parameters(

@@ -14,6 +14,7 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Properties
 
 from ...keys.cache import KekCache
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager
@@ -25,7 +26,7 @@ from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..write.view import TableView
-from .base import Base
+from .base import Base, catalog_pins
 from .commits import Commits
 from .outcome import after_commit
 
@@ -116,6 +117,12 @@ class TableSession(BuiltTable):
         """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
         write to the storage may have changed it."""
         return self.version.base.trust.confirms_metadata
+
+    def pins(self) -> Properties:
+        """Return what the table's catalog keeps now to confirm metadata.json: see
+        ``catalog_pins``."""
+        inner = getattr(self.catalog, "inner", None)
+        return {} if inner is None else catalog_pins(inner, self._identifier)
 
     @property
     def files(self) -> TableFiles:

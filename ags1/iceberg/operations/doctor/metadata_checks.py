@@ -9,7 +9,6 @@ from typing import Any
 from ....errors import KeyMetadataError
 from ....keys.manager import Clock
 from ...commit.session import TableSession
-from ...pyiceberg.catalogs import is_a
 from ...read.statistics import statistics_of
 from ...spec.table_keys import snapshots_without_keys
 from ..deletion import GC_ENABLED, may_share_files
@@ -32,8 +31,6 @@ _KEY_REMEDIES = dict.fromkeys(
 )
 _PARTITIONS = "partitions."
 _MAX_NAMED = 20
-# These catalogs keep the hash of the metadata.
-_WITH_HASH = ("HiveCatalog", "GlueCatalog", "DynamoDbCatalog")
 
 
 def check_without_keys(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
@@ -173,16 +170,16 @@ def _catalog(table: TableSession) -> Iterator[HealthFinding]:
     if catalog is None:
         return  # opened by its metadata.json
     try:
-        _ = table.commits
+        commits = table.commits
     except NotImplementedError as error:
         yield HealthFinding("catalog-loses-keys", str(error))
         return
     trust = table.version.base.trust
-    if trust.java_hash is None and any(is_a(catalog, kind) for kind in _WITH_HASH):
+    if commits.keeps_hash and not (trust.java_hash or trust.pinned_sha256):
         yield HealthFinding(
             "no-metadata-hash",
-            "the catalog has no metadata_hash of the table's current metadata.json, so a change of "
-            "that file would not be detected: the next commit of ags1 writes one. If the metadata "
+            "the catalog has no hash of the table's current metadata.json, so a change of that "
+            "file would not be detected: the next commit of ags1 writes one. If the metadata "
             "names a folder outside the table's own, set that folder again if it is right",
         )
 

@@ -11,7 +11,13 @@ from pyiceberg.table.metadata import TableMetadata
 
 from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError
 from ....keys.envelope import EncryptedKey, KeyEncryptionKey
-from ....keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS, Clock, EncryptionManager
+from ....keys.manager import (
+    CLOCK_SKEW_MS,
+    KEK_LIFETIME_MS,
+    TABLE_KEY_ID,
+    Clock,
+    EncryptionManager,
+)
 from ...commit.session import TableSession
 from ..unneeded_keys import unneeded_keys
 from .findings import Findings
@@ -25,13 +31,15 @@ def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> 
     """Add what is wrong with the metadata and its keys to ``findings``. Raises KmsUnavailableError,
     KmsAccessDeniedError and KmsConfigurationError."""
     if not table.metadata_is_confirmed:
-        findings.add(
-            "metadata-not-pinned",
-            "the metadata's schemas and list of snapshots are not authenticated: pass the "
-            "file's expected SHA-256, or load the table from a Hive, REST, Glue or DynamoDB "
-            "catalog",
-            table.metadata_location,
-        )
+        said = "the metadata's schemas and list of snapshots are not authenticated: "
+        if TABLE_KEY_ID in table.pins():
+            said += (
+                "another writer has replaced the metadata whose hash the catalog keeps. The next "
+                "commit of ags1 pins it again"
+            )
+        else:
+            said += "pass the file's expected SHA-256, or load the table from its catalog"
+        findings.add("metadata-not-pinned", said, table.metadata_location)
     check_partition_fields(table.metadata, table.metadata_location, findings)
     _check_keys(table, findings, clock_ms)
 
