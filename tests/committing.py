@@ -150,6 +150,7 @@ def check_eight_writers(commits: Commits, catalog: Callable[[], Catalog]) -> Non
         writer.join(120)
     assert [writer.exitcode for writer in writers] == [0] * 8
     final = commits.load("db.t", Trust())
+    assert final.trust.confirms_metadata
     assert sorted(ids(final)) == sorted(w * 100 + n for w in range(1, 9) for n in range(1, 4))
     snapshots = final.metadata["snapshots"]
     assert [s["sequence-number"] for s in snapshots] == list(range(1, 25))

@@ -1,4 +1,4 @@
-"""Glue and DynamoDB: one winner per base, lost answers, what is trusted, renames.
+"""Glue and DynamoDB: one winner per base, lost answers, what is trusted (also in SQL), renames.
 
 moto's server answers (``aws_catalogs``), with Glue's check of versions added, which moto lacks. It
 runs in this process and talks HTTP, so requests, repetitions and errors are botocore's own.
@@ -49,8 +49,10 @@ from ags1.iceberg.storage.trust import Trust
 pytest.importorskip("moto")
 pytest.importorskip("werkzeug")
 pytest.importorskip("boto3")
+pytest.importorskip("sqlalchemy")
 
 from aws_catalogs import Aws, aws_catalogs, environment, properties
+from sqlalchemy import text
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -81,10 +83,18 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+# SQL catalogs keep a hash too, and other writers of theirs do not know it either.
+with_sql = pytest.mark.parametrize("kind", ["glue", "dynamodb", "sql"], indirect=True)
+
+
 @pytest.fixture
 def places(aws: Aws, kind: str, tmp_path: Path) -> Iterator[dict[str, str]]:
     """The properties of a catalog that has the namespace ``db`` and no table."""
-    found = properties(kind, aws.url, f"file://{tmp_path}")
+    if kind == "sql":
+        found = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+        found |= {"warehouse": f"file://{tmp_path}"}
+    else:
+        found = properties(kind, aws.url, f"file://{tmp_path}")
     catalog = load_catalog(kind, **found)
     catalog.create_namespace_if_not_exists("db")
     yield found
@@ -128,6 +138,11 @@ def point_to(catalog: Catalog, location: str) -> None:
             TableInput={"Name": "t", "Parameters": parameters},
             VersionId=found["VersionId"],
         )
+        return
+    if catalog.properties["type"] == "sql":
+        with catalog.engine.begin() as connection:  # type: ignore[attr-defined]
+            statement = text("UPDATE iceberg_tables SET metadata_location = :location")
+            connection.execute(statement, {"location": location})
         return
     catalog.dynamodb.update_item(  # type: ignore[attr-defined]
         TableName="iceberg",
@@ -294,22 +309,24 @@ def test_an_outcome_that_nobody_can_say_is_unknown(
 # -- what is trusted
 
 
+@with_sql
 def test_metadata_that_was_changed_in_the_storage_is_refused(commits: Commits) -> None:
     base, output = create(commits)
     after = commits.commit(base, setting(a="1"), [], output)
     path = path_of(after.location)
-    text = path.read_text()
-    path.write_text(text.replace('"a":"1"', '"a":"2"'))
-    assert path.read_text() != text
-    with pytest.raises(MetadataIntegrityError, match="metadata_hash"):
+    printed = path.read_text()
+    path.write_text(printed.replace('"a":"1"', '"a":"2"'))
+    assert path.read_text() != printed
+    with pytest.raises(MetadataIntegrityError, match="the catalog keeps"):
         commits.load("db.t", Trust())
-    metadata = json.loads(text)
+    metadata = json.loads(printed)
     del metadata["properties"]["encryption.key-id"]
     path.write_text(json.dumps(metadata))
     with pytest.raises((MetadataIntegrityError, NotEncryptedError)):
         commits.load("db.t", Trust())
 
 
+@with_sql
 def test_a_commit_of_a_writer_who_does_not_know_the_hash(commits: Commits) -> None:
     """The master key stays confirmed, and the next commit of ours confirms everything again."""
     base, output = create(commits)
@@ -335,6 +352,7 @@ def test_a_commit_of_a_writer_who_does_not_know_the_hash(commits: Commits) -> No
     assert commits.load("db.t", Trust()) == ours
 
 
+@with_sql
 @pytest.mark.parametrize("name", ["location", "write.data.path"])
 def test_our_commit_does_not_confirm_a_folder_that_somebody_put_into_the_metadata(
     commits: Commits, tmp_path: Path, name: str
