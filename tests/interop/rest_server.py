@@ -18,8 +18,10 @@ SOURCE = Path(__file__).with_name("rest") / "RestServer.java"
 
 
 @contextmanager
-def rest_server(warehouse: Path, log: Path) -> Iterator[str]:
-    """Start the server; give its URI."""
+def rest_server(
+    warehouse: Path, log: Path, database: str = "file:rest?mode=memory&cache=shared"
+) -> Iterator[str]:
+    """Start the server over Java's JDBC catalog named ``rest``; give its URI."""
     class_path = [
         *jars.with_dependencies(jars.REST_SERVER),
         *jars.pyspark_jars("hadoop-client-api", "hadoop-client-runtime"),
@@ -28,7 +30,8 @@ def rest_server(warehouse: Path, log: Path) -> Iterator[str]:
         server = subprocess.Popen(
             [
                 *(jars.program("java"), "-Xmx512m", "-XX:+UseSerialGC", *jars.JVM_OPTIONS),
-                *("-cp", os.pathsep.join(map(str, class_path)), str(SOURCE), f"file:{warehouse}"),
+                *("-cp", os.pathsep.join(map(str, class_path)), str(SOURCE)),
+                *(f"file:{warehouse}", f"jdbc:sqlite:{database}"),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -6,16 +6,20 @@ checks the hash that the metastore keeps, as we do.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import requests
 from committing import (
     KEK,
+    KEY,
     adding,
     appending,
     at,
@@ -48,9 +52,10 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
-from ags1 import MetadataIntegrityError
+from ags1 import MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit import sql as commit_sql
 from ags1.iceberg.commit.base import Base
@@ -489,6 +494,109 @@ def test_a_commit_that_is_under_way_yet_is_waited_for(
         after = sql.commit(base, setting(a="1"), at(base), output)
     finishing[0].join()
     assert sql.load("db.t", Trust("keyA")) == after
+
+
+def test_users_of_postgresql_who_may_not_do_all(
+    sql: Commits, database: str, tmp_path: Path
+) -> None:
+    def run(*statements: str) -> None:
+        with engine_of(sql).begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+
+    base, output = create(sql)
+    pins, tables = "iceberg_namespace_properties", "iceberg_tables"
+    run("CREATE ROLE part LOGIN", f"GRANT SELECT ON {tables}, {pins} TO part")
+    try:
+        part = commits_for(
+            load_catalog("sql", type="sql", uri=database.replace("ags1@", "part@"))
+        )
+        path = Path(base.location.removeprefix("file://"))
+        honest = path.read_bytes()
+        assert part.load("db.t", Trust()) == base
+        path.write_bytes(honest + b" ")
+        with pytest.raises(MetadataIntegrityError, match="the catalog keeps"):
+            part.load("db.t", Trust())
+        path.write_bytes(honest)
+        # Without the right to write pins, nothing is committed.
+        for granted, table in (("SELECT", tables), ("UPDATE", pins)):
+            run(f"GRANT {granted} ON {tables} TO part")
+            with pytest.raises(CommitFailedException, match=f"permission denied .* {table}"):
+                part.commit(base, setting(a="1"), [], output)
+            assert sql.load("db.t", Trust()) == base
+        # Whoever may not read the pins does not read the table as one that has none.
+        run(f"REVOKE SELECT ON {pins} FROM part")
+        with pytest.raises(ProgrammingError, match=f"permission denied .* {pins}"):
+            part.load("db.t", Trust())
+    finally:
+        engine_of(part).dispose()
+        run("DROP OWNED BY part", "DROP ROLE part")
+
+
+# -- Java's JDBC catalog on the same tables, behind the REST server of the reference implementation
+
+
+def test_java_s_jdbc_catalog_on_the_same_tables(kms: KmsClient, tmp_path: Path) -> None:
+    database = tmp_path / "catalog.db"
+    warehouse = f"file://{tmp_path}"
+
+    def pinned() -> dict[str, str]:
+        properties = java("GET", "namespaces/db")["properties"]
+        return {k: v for k, v in properties.items() if k.startswith("ags1.")}
+
+    def of(location: str, name: str) -> dict[str, str]:
+        digest = hashlib.sha256(Path(location.removeprefix("file://")).read_bytes()).hexdigest()
+        values = {"key-id": "keyA", "location": location, "sha256": digest}
+        return {f"ags1.pin.{part}.{name}": value for part, value in values.items()}
+
+    with rest_server(tmp_path, tmp_path / "stderr.txt", f"file:{database}") as uri:
+
+        def java(method: str, path: str, body: object = None) -> Any:
+            answer = requests.request(method, f"{uri}/v1/{path}", json=body, timeout=60)
+            assert answer.ok, answer.text
+            return answer.json() if answer.content else None
+
+        java("POST", "namespaces", {"namespace": ["db"], "properties": {"owner": "java"}})
+        inner = load_catalog("rest", type="sql", uri=f"sqlite:///{database}", warehouse=warehouse)
+        catalog = EncryptedCatalog(inner, kms)
+        table = catalog.create_table("db.t", SCHEMA_OF_ROWS, properties=KEY)
+        table.append(ROWS)
+        first = of(table.metadata_location, "t")
+        assert pinned() == first
+        # Java goes on, and does not know the pins.
+        change = {"requirements": [], "updates": setting(java="was here")}
+        java("POST", "namespaces/db/tables/t", change)
+        assert pinned() == first
+        table = catalog.load_table("db.t")
+        assert isinstance(table, EncryptedTable)
+        assert table.properties["java"] == "was here"
+        assert not table.metadata_is_confirmed
+        assert table.scan().count() == len(ROWS)
+        path = Path(table.metadata_location.removeprefix("file:").removeprefix("//"))
+        theirs = path.read_text()
+        path.write_text(theirs.replace('"encryption.key-id":"keyA"', '"x":"y"'))
+        with pytest.raises(NotEncryptedError):
+            catalog.load_table("db.t")
+        path.write_text(theirs)
+        # We go on; Java opens it, and changes the namespace, with the pins in it.
+        table.append(ROWS)
+        assert pinned() == of(table.metadata_location, "t")
+        loaded = java("GET", "namespaces/db/tables/t")
+        assert loaded["metadata-location"] == table.metadata_location
+        java("POST", "namespaces/db/properties", {"removals": ["owner"], "updates": {"a": "b"}})
+        second = of(table.metadata_location, "t")
+        assert pinned() == second
+        # Java renames and drops.
+        names = {"source": {"namespace": ["db"], "name": "t"}}
+        java("POST", "tables/rename", names | {"destination": {"namespace": ["db"], "name": "u"}})
+        renamed = catalog.load_table("db.u")
+        renamed.append(ROWS)
+        assert pinned() == second | of(renamed.metadata_location, "u")
+        java("DELETE", "namespaces/db/tables/u")
+        java("DELETE", "namespaces/db")
+        assert java("GET", "namespaces")["namespaces"] == []
+        assert not catalog.namespace_exists("db")
+        catalog.close()
 
 
 def engine_of(commits: Commits) -> Engine:

@@ -178,6 +178,7 @@ def state():
     with catalog() as opened:
         tables = sorted(name for _, name in opened.list_tables("db"))
         table = opened.load_table("db.t")
+        assert table.metadata_is_confirmed
         found = sorted(table.scan().to_arrow()["id"].to_pylist())
         keks = [key.key_id for key in table.files.keys.key_encryption_keys]
         files = len(table.inspect.data_files())

@@ -8,7 +8,10 @@ import org.eclipse.jetty.server.ServerConnector;
 import org.eclipse.jetty.servlet.ServletContextHandler;
 import org.eclipse.jetty.servlet.ServletHolder;
 
-/** The reference server of the REST protocol on 127.0.0.1; prints its port. Argument: warehouse. */
+/**
+ * The reference server of the REST protocol on 127.0.0.1; prints its port. Arguments: the warehouse,
+ * and the URI of the JDBC catalog's database.
+ */
 public final class RestServer {
   private RestServer() {}
 
@@ -17,7 +20,7 @@ public final class RestServer {
     catalog.initialize(
         "rest",
         Map.of(
-            "uri", "jdbc:sqlite:file:rest?mode=memory&cache=shared",
+            "uri", arguments[1],
             "clients", "1",
             "jdbc.schema-version", "V1",
             "warehouse", arguments[0],
