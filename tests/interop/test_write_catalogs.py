@@ -508,9 +508,7 @@ def test_users_of_postgresql_who_may_not_do_all(
     pins, tables = "iceberg_namespace_properties", "iceberg_tables"
     run("CREATE ROLE part LOGIN", f"GRANT SELECT ON {tables}, {pins} TO part")
     try:
-        part = commits_for(
-            load_catalog("sql", type="sql", uri=database.replace("ags1@", "part@"))
-        )
+        part = commits_for(load_catalog("sql", type="sql", uri=database.replace("ags1@", "part@")))
         path = Path(base.location.removeprefix("file://"))
         honest = path.read_bytes()
         assert part.load("db.t", Trust()) == base
@@ -540,12 +538,15 @@ def test_java_s_jdbc_catalog_on_the_same_tables(kms: KmsClient, tmp_path: Path) 
     database = tmp_path / "catalog.db"
     warehouse = f"file://{tmp_path}"
 
+    def path_of(location: str) -> Path:
+        return Path(location.removeprefix("file:").removeprefix("//"))
+
     def pinned() -> dict[str, str]:
         properties = java("GET", "namespaces/db")["properties"]
         return {k: v for k, v in properties.items() if k.startswith("ags1.")}
 
     def of(location: str, name: str) -> dict[str, str]:
-        digest = hashlib.sha256(Path(location.removeprefix("file://")).read_bytes()).hexdigest()
+        digest = hashlib.sha256(path_of(location).read_bytes()).hexdigest()
         values = {"key-id": "keyA", "location": location, "sha256": digest}
         return {f"ags1.pin.{part}.{name}": value for part, value in values.items()}
 
@@ -559,7 +560,7 @@ def test_java_s_jdbc_catalog_on_the_same_tables(kms: KmsClient, tmp_path: Path) 
         java("POST", "namespaces", {"namespace": ["db"], "properties": {"owner": "java"}})
         inner = load_catalog("rest", type="sql", uri=f"sqlite:///{database}", warehouse=warehouse)
         catalog = EncryptedCatalog(inner, kms)
-        table = catalog.create_table("db.t", SCHEMA_OF_ROWS, properties=KEY)
+        table = catalog.create_table("db.t", ROWS.schema, properties=KEY)
         table.append(ROWS)
         first = of(table.metadata_location, "t")
         assert pinned() == first
@@ -572,7 +573,7 @@ def test_java_s_jdbc_catalog_on_the_same_tables(kms: KmsClient, tmp_path: Path) 
         assert table.properties["java"] == "was here"
         assert not table.metadata_is_confirmed
         assert table.scan().count() == len(ROWS)
-        path = Path(table.metadata_location.removeprefix("file:").removeprefix("//"))
+        path = path_of(table.metadata_location)
         theirs = path.read_text()
         path.write_text(theirs.replace('"encryption.key-id":"keyA"', '"x":"y"'))
         with pytest.raises(NotEncryptedError):
