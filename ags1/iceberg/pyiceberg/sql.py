@@ -7,6 +7,7 @@ metadata.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.typedef import Identifier
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
+    from sqlalchemy import ColumnElement, Executable
     from sqlalchemy.orm import Session
 
 # The imports of SQLAlchemy are in the functions, because only users of SQL catalogs have it.
@@ -26,34 +27,55 @@ _PINNED = "key-id", "location", "sha256"
 def sql_table(catalog: Any, identifier: str | Identifier) -> tuple[str, dict[str, str]]:
     """Return the location of a table's metadata.json in a SQL catalog, and the table's pins of the
     same moment, by ``key-id``, ``location`` and ``sha256``. Raises NoSuchTableError."""
-    from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables
-    from sqlalchemy import and_, select
     from sqlalchemy.exc import DBAPIError
-    from sqlalchemy.orm import Session
 
-    is_row = is_sql_row(catalog, identifier)
-    is_table = catalog._iceberg_type_filter()
-    if is_table is not None:
-        is_row = and_(is_row, is_table)
-    pins = IcebergNamespaceProperties
-    statement = (
-        select(IcebergTables.metadata_location, pins.property_key, pins.property_value)
-        .outerjoin(pins, _are_pins(catalog, identifier))
-        .where(is_row)
-    )
-    with Session(catalog.engine) as session:
-        try:
-            rows: list[Any] = list(session.execute(statement))
-        except DBAPIError:
-            session.rollback()
-            if has_pins(catalog):
-                raise
-            plain = select(IcebergTables.metadata_location).where(is_row)
-            rows = [(location, None, None) for location in session.scalars(plain)]
-    if not rows or not rows[0][0]:
-        raise NoSuchTableError(f"Table does not exist: {'.'.join(_names(identifier))}")
+    namespace, table = _names(identifier)
     parts = {_key(part, identifier): part for part in _PINNED}
+    values = {"catalog": catalog.name, "namespace": namespace, "table": table}
+    has_types = catalog._iceberg_type_filter() is not None
+    try:
+        with catalog.engine.connect() as connection:
+            keys = dict(zip(_PINNED, parts, strict=True))
+            rows = connection.execute(_table_query(has_types, True), values | keys).all()
+    except DBAPIError:
+        if has_pins(catalog):
+            raise
+        with catalog.engine.connect() as connection:
+            rows = connection.execute(_table_query(has_types, False), values).all()
+    if not rows or not rows[0][0]:
+        raise NoSuchTableError(f"Table does not exist: {namespace}.{table}")
     return str(rows[0][0]), {parts[key]: value for _, key, value in rows if key}
+
+
+@functools.cache
+def _table_query(has_types: bool, has_pins: bool) -> Executable:
+    """Return the query for a table's location and its pins. It is made once, because making it
+    takes as long as asking SQLite."""
+    from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergNamespaceProperties, IcebergTables
+    from sqlalchemy import and_, bindparam, null, or_, select
+
+    tables, pins = IcebergTables, IcebergNamespaceProperties
+    conditions = [
+        tables.catalog_name == bindparam("catalog"),
+        tables.table_namespace == bindparam("namespace"),
+        tables.table_name == bindparam("table"),
+    ]
+    if has_types:
+        conditions.append(
+            or_(tables.iceberg_type == ICEBERG_TABLE_TYPE, tables.iceberg_type.is_(None))
+        )
+    if not has_pins:
+        return select(tables.metadata_location, null(), null()).where(*conditions)
+    are_pins = and_(
+        pins.catalog_name == tables.catalog_name,
+        pins.namespace == tables.table_namespace,
+        or_(*(pins.property_key == bindparam(part) for part in _PINNED)),
+    )
+    return (
+        select(tables.metadata_location, pins.property_key, pins.property_value)
+        .outerjoin(pins, are_pins)
+        .where(*conditions)
+    )
 
 
 def has_pins(catalog: Any) -> bool:
