@@ -320,8 +320,8 @@ def verify(where: TableOptions, asked: VerifyingOptions, threads: int | None, ou
     needs.
 
     The metadata.json itself (schemas, which snapshots there are) is not authenticated by the
-    table's keys. A note says so, unless --expect-sha256 or a Hive, REST, Glue or DynamoDB catalog
-    confirms it.
+    table's keys. A note says so, unless --expect-sha256 or the catalog confirms it. SQL, Hive, Glue
+    and DynamoDB catalogs keep its hash; a REST server answers for it.
 
     Examples:
       ags1 table verify warehouse/db/flights

@@ -75,7 +75,8 @@ def verify_table(
     Statistics files are not encrypted; they are only reported. No key of the table protects
     metadata.json. So the list of snapshots, the schemas (names, field IDs, defaults) and the
     partition specs are only as trustworthy as the storage of that file. If no expected SHA-256, no
-    hash in Hive and no REST server confirms it, the result has the note ``metadata-not-pinned``.
+    hash in the catalog and no REST server confirms it, the result has the note
+    ``metadata-not-pinned``.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
