@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from iceberg_tables import unpin
 from pyiceberg.schema import Schema
 from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.types import LongType, NestedField, StringType
@@ -124,6 +125,7 @@ def test_the_keys_are_those_of_java(shared: Shared, java: Java) -> None:
         "statistics": [{**entry, "key-id": added.key_id}],
     }
     path_of(table.metadata_location).write_text(json.dumps(metadata))
+    unpin(table.catalog)
     changed = table.catalog.load_table(table.name())
     assert isinstance(changed, EncryptedTable)
     assert payloads(changed.read_statistics()) == [BLOB.payload]

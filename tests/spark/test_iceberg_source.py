@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from iceberg_tables import unpin
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -194,6 +195,7 @@ def test_a_column_of_an_unknown_type_is_left_out(
     metadata = json.loads(path.read_bytes())
     metadata["schemas"][0]["fields"][1]["type"] = "variant"
     path.write_text(json.dumps(metadata))
+    unpin(catalog)
 
     with pytest.raises(Exception, match=r"'region' has type variant, .* give the option 'columns'"):
         reading(iceberg, options).collect()

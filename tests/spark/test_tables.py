@@ -585,7 +585,7 @@ def test_a_table_in_the_clear_is_encrypted_as_on_one_machine(
     assert set(again.plaintext.inside) == left
     assert not any(Path(urlparse(location).path).exists() for location in left)
     found = verify_here(table)
-    assert set(found.finding_counts) == {"metadata-not-pinned"}
+    assert set(found.finding_counts) == set()
 
 
 def test_nothing_in_the_clear_is_deleted_where_spark_finds_damage(
@@ -656,7 +656,7 @@ def test_a_worker_that_is_killed_in_a_migration(
     assert (tmp_path / "killed").exists()
     table = catalog.load_table("db.t")
     assert rows(table).equals(expected)
-    assert set(verify_here(table).finding_counts) == {"metadata-not-pinned"}
+    assert set(verify_here(table).finding_counts) == set()
 
 
 # -- another storage
@@ -693,7 +693,7 @@ def test_a_table_in_s3_under_a_key_of_aws(
         assert rows(table).equals(expected)
         there = tables.verify_table(session, "db.t", options)
         assert report(there) == report(verify_here(table))
-        assert set(there.finding_counts) == {"metadata-not-pinned"}
+        assert set(there.finding_counts) == set()
         assert there.data_files == done.files == 7
 
 
