@@ -10,6 +10,7 @@ import os
 import pty
 import shutil
 import signal
+import sqlite3
 import stat
 import subprocess
 from pathlib import Path
@@ -161,6 +162,49 @@ def test_a_table_of_a_catalog(home: Path, catalog: dict[str, str], name: str) ->
     # The KMS that the catalog's configuration names.
     catalog.update(KMS_PROPERTIES)
     assert succeed("scan", name, *arguments, "--format", "jsonl", kms=False) == text
+
+
+def test_what_a_catalog_pins_is_shown(home: Path, catalog: dict[str, str]) -> None:
+    from ags1.iceberg import load_catalog
+
+    def shown(*more: str) -> tuple[dict[str, Any], str]:
+        where = ["db.stats", "--catalog", "prod", *more]
+        [line] = [x for x in succeed("info", *where).splitlines() if x.startswith("pinned")]
+        facts: dict[str, Any] = json.loads(succeed("info", *where, "--json"))["pinned"]
+        return facts, line
+
+    path = metadata_file("stats", home)
+    nothing = {"key_id": None, "metadata_location": None, "metadata_confirmed": False}
+    facts, line = shown()
+    assert facts == nothing
+    assert "nothing: whoever can write metadata.json" in line
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    facts, line = shown("--expect-sha256", digest)
+    assert facts == nothing | {"metadata_confirmed": True}
+    assert "the SHA-256 that was given" in line
+    with load_catalog("prod", **KMS_PROPERTIES) as ours:
+        ours.drop_table("db.stats")
+        ours.register_table("db.stats", str(path))
+    facts, line = shown()
+    kept = {"key_id": "keyA", "metadata_location": str(path), "metadata_confirmed": True}
+    assert facts == kept
+    assert line.endswith("in the catalog: the key keyA and the hash of metadata.json")
+    # Another writer.
+    theirs = path.with_name("00099-theirs.metadata.json")
+    theirs.write_bytes(path.read_bytes())
+    with sqlite3.connect(home / "catalog.db") as database:
+        database.execute("UPDATE iceberg_tables SET metadata_location = ?", [str(theirs)])
+    facts, line = shown()
+    assert facts == kept | {"metadata_confirmed": False}
+    assert line.endswith(f"the hash of {path}, which another writer has replaced")
+    with sqlite3.connect(home / "catalog.db") as database:
+        database.execute(
+            "UPDATE iceberg_namespace_properties SET property_value = 'unconfirmed'"
+            " WHERE property_key = 'ags1.pin.location.stats'"
+        )
+    facts, line = shown()
+    assert facts == kept | {"metadata_location": None, "metadata_confirmed": False}
+    assert line.endswith("in the catalog: the key keyA, and no hash of metadata.json")
 
 
 def test_a_catalog_s_rules_hold_here_too(home: Path, catalog: dict[str, str]) -> None:
