@@ -34,8 +34,8 @@ def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> 
         said = "the metadata's schemas and list of snapshots are not authenticated: "
         if TABLE_KEY_ID in table.pins():
             said += (
-                "another writer has replaced the metadata whose hash the catalog keeps. The next "
-                "commit of ags1 pins it again"
+                "the catalog has no hash of this metadata.json, as after a commit of another "
+                "writer. 'ags1 table doctor' says what to do"
             )
         else:
             said += "pass the file's expected SHA-256, or load the table from its catalog"
