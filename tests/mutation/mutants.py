@@ -70,6 +70,7 @@ TESTS = {
     "iceberg/commit/aws.py": t("iceberg/commit/aws"),
     "iceberg/commit/glue.py": t("iceberg/commit/aws"),
     "iceberg/commit/dynamodb.py": t("iceberg/commit/aws"),
+    "iceberg/commit/sql.py": t("iceberg/commit/pins"),
     "iceberg/steps.py": t("iceberg/operations/pruning"),
     "iceberg/commit/rest.py": t("iceberg/operations/pruning", "iceberg/commit/commits"),
     "iceberg/read/statistics.py": t("iceberg/statistics"),
@@ -1465,6 +1466,19 @@ faults(
         "                ConditionExpression=_IS_BASE,\n",
         '                ConditionExpression="#location = #location OR :base = :base",\n',
         "an update has no condition",
+    ),
+)
+faults(
+    "iceberg/commit/sql.py",
+    (
+        "                if changed:\n                    self._pin(session, base.identifier, staged)\n",
+        "",
+        "a commit leaves the pins of the one before",
+    ),
+    (
+        "                move_pins(self.catalog, session, base.identifier, name)\n",
+        "                pass\n",
+        "a table that is renamed loses its pins",
     ),
 )
 faults(
