@@ -11,10 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor, schema_to_pyarrow
+from pyiceberg.io.pyarrow import (
+    ArrowAccessor,
+    ArrowProjectionVisitor,
+    _ConvertToArrowSchema,
+    schema_to_pyarrow,
+)
 from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
 from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
-from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.schema import Schema, visit, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.types import (
     IcebergType,
@@ -29,8 +34,17 @@ from pyiceberg.types import (
 from pyiceberg.utils.config import Config
 
 from ...arrow_nested import with_child, without_hidden_nulls
+from ..spec.column_types import (
+    VARIANT,
+    WKB,
+    VariantType,
+    as_bytes,
+    as_stored,
+    is_stored_variant,
+)
 
 __all__ = [
+    "arrow_schema",
     "check_arrow_schema",
     "column_projection_values",
     "downcasts_ns_timestamps",
@@ -39,10 +53,41 @@ __all__ = [
 ]
 
 
+def _marked(field: NestedField, arrow: pa.Field) -> pa.Field:
+    """Return a field; that of a variant has the name of Arrow's extension type. The name is in the
+    field's metadata, as Arrow has it for types without a class. With a class of Python's, Arrow's
+    writer of Parquet crashes: it takes any type of this name for a class of its own."""
+    if not is_stored_variant(field.field_type):
+        return arrow
+    marks = {b"ARROW:extension:name": VARIANT.encode(), b"ARROW:extension:metadata": b""}
+    return arrow.with_metadata({**(arrow.metadata or {}), **marks})
+
+
+class _ArrowSchema(_ConvertToArrowSchema):
+    """PyIceberg's conversion, with variants."""
+
+    def field(self, field: NestedField, field_result: pa.DataType) -> pa.Field:
+        arrow = super().field(field, field_result)
+        # Parts of variants have no IDs in files.
+        return arrow.remove_metadata() if field.field_id < 0 else _marked(field, arrow)
+
+
+def arrow_schema(schema: Schema, *, include_field_ids: bool = True) -> pa.Schema:
+    """Return the Arrow schema of rows that are read with ``schema``."""
+    converted: pa.Schema = visit(
+        as_stored(schema), _ArrowSchema(include_field_ids=include_field_ids)
+    )
+    return converted
+
+
 class _Projection(ArrowProjectionVisitor):
     """PyIceberg's projection with three corrections. Null lists and maps of structs stay null, and
     do not become empty. Dates are read as times if format version 3 promotes the column. A struct
-    that the file does not have is null, and its required fields are not."""
+    that the file does not have is null, and its required fields are not. Variants have their name
+    in Arrow."""
+
+    def _construct_field(self, field: NestedField, arrow_type: pa.DataType) -> pa.Field:
+        return _marked(field, super()._construct_field(field, arrow_type))
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
         kind = field.field_type
@@ -116,22 +161,30 @@ def check_arrow_schema(
     schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
 ) -> None:
     """Check that Arrow data can be written to a table of format version 3. Columns without field
-    IDs are matched by name. Arrow's nulls fit every optional type. Raises ValueError, and TypeError
-    for a type unknown to Iceberg."""
+    IDs are matched by name. Arrow's nulls fit every optional type, and the extension types of
+    geometries and variants fit these. Raises ValueError, and TypeError for a type unknown to
+    Iceberg."""
     provided = pa.schema(list(_with_typed_nulls(pa.struct(list(provided)), schema.as_struct())))
     # PyIceberg also prints the error. If two threads redirected at once, one would restore the
     # other's target, and standard output would be lost for good.
     with _redirecting, contextlib.redirect_stdout(io.StringIO()):
-        _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
+        _check_compatible(
+            as_bytes(schema), provided, downcast_ns_timestamp_to_us, format_version=3
+        )
 
 
 def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
     """Return an Arrow type in which nulls have the table's type. PyIceberg takes nulls without a
-    type for primitive types alone."""
+    type for primitive types alone. Geometries and variants become binary."""
     if pa.types.is_dictionary(source):
         source = source.value_type
+    if isinstance(kind, VariantType) and _is_variant(source):
+        return pa.binary()
+    if isinstance(source, pa.BaseExtensionType) and source.extension_name == WKB:
+        return source.storage_type
     if pa.types.is_null(source) and not isinstance(kind, PrimitiveType):
-        return schema_to_pyarrow(kind, include_field_ids=False)
+        [field] = as_bytes(Schema(NestedField(1, "x", kind))).fields
+        return schema_to_pyarrow(field.field_type, include_field_ids=False)
 
     def typed(field: pa.Field, inner: IcebergType) -> pa.Field:
         return field.with_type(_with_typed_nulls(field.type, inner))
@@ -146,6 +199,14 @@ def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
     if isinstance(kind, ListType) and (is_list or pa.types.is_fixed_size_list(source)):
         return pa.list_(typed(source.value_field, kind.element_type))
     return source
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    """Return whether this is the type of variants, as a struct or as an extension type."""
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == VARIANT:
+        kind = kind.storage_type
+    names = sorted(field.name for field in kind) if pa.types.is_struct(kind) else []
+    return names in (["metadata", "value"], ["metadata", "typed_value", "value"])
 
 
 def iceberg_schema(schema: Schema | pa.Schema) -> Schema:

@@ -14,7 +14,6 @@ from typing import TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, IncrementalAppendScan
@@ -22,6 +21,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 
 from ..pyiceberg.scans import PlannedScan, appends_between
+from ..pyiceberg.arrow import arrow_schema
 from ..spec.column_types import as_stored
 from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles
@@ -306,7 +306,7 @@ def _reader(
 def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
     batches = list(reader.batches(tasks))
     if not batches:
-        return schema_to_pyarrow(reader.projected, include_field_ids=False).empty_table()
+        return arrow_schema(reader.projected, include_field_ids=False).empty_table()
     # The types of the files may differ, for example strings and large strings.
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     return pa.concat_tables(tables, promote_options="permissive")
@@ -315,7 +315,7 @@ def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
 def _batch_reader(
     reader: ScanReader, tasks: list[FileScanTask], dictionary_columns: tuple[str, ...] = ()
 ) -> pa.RecordBatchReader:
-    schema = schema_to_pyarrow(reader.projected)
+    schema = arrow_schema(reader.projected)
     batches = reader.batches(tasks, ahead=READ_AHEAD)
     if dictionary_columns:
         # Whether a column is encoded is known from the first batch.
