@@ -11,6 +11,7 @@ nothing of tables and files.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -51,7 +52,7 @@ def whole(variants: pa.StructArray) -> pa.StructArray:
     not null but has no value is the variant null. Raises FormatError."""
     parts = {field.name: field.type for field in variants.type}
     if not _is_binary(parts.get("metadata")):
-        raise FormatError("a variant's group in the file has no metadata")
+        raise FormatError("a variant's group has no binary field metadata")
     metadata, mask = variants.field("metadata"), variants.is_null()
     if "typed_value" in parts:
         dictionaries = _dictionaries(metadata, mask)
@@ -62,10 +63,10 @@ def whole(variants: pa.StructArray) -> pa.StructArray:
         if value.null_count:
             value = pc.fill_null(value, pa.scalar(_NULL, value.type))
     else:
-        raise FormatError("a variant's group in the file has no value")
+        raise FormatError("a variant's group has no binary field value")
     if metadata.null_count:
         if pc.any(pc.and_not(metadata.is_null(), mask)).as_py():
-            raise FormatError("a variant in the file has no metadata")
+            raise FormatError("a variant has no metadata")
         metadata = pc.fill_null(metadata, pa.scalar(b"", metadata.type))
     fields = [
         pa.field(name, part.type, nullable=False)
@@ -88,11 +89,11 @@ class _Dictionary:
         if start > len(metadata):
             raise FormatError("a variant's metadata ends too early")
         offsets = _numbers(metadata, 1 + size, size, count + 1)
-        if any(a > b for a, b in zip(offsets, offsets[1:], strict=False)):
+        if any(a > b for a, b in itertools.pairwise(offsets)):
             raise FormatError("the offsets in a variant's metadata descend")
         if start + offsets[-1] > len(metadata):
             raise FormatError("an offset in a variant's metadata is outside of it")
-        ends = zip(offsets, offsets[1:], strict=False)
+        ends = itertools.pairwise(offsets)
         self.names = [metadata[start + begin : start + end] for begin, end in ends]
         self._ids = {name: number for number, name in enumerate(self.names)}
 
@@ -202,7 +203,7 @@ def _fields_in(value: bytes, dictionary: _Dictionary) -> Iterable[tuple[bytes, b
         raise FormatError("a field of a variant is not in its metadata")
     # The values may be in any order.
     ordered = sorted({*offsets, end})
-    ends = dict(zip(ordered, ordered[1:], strict=False))
+    ends = dict(itertools.pairwise(ordered))
     return [
         (dictionary.names[n], value[start + at : start + ends[at]])
         for n, at in zip(ids, offsets, strict=True)

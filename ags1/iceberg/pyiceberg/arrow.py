@@ -168,17 +168,20 @@ def check_arrow_schema(
     # PyIceberg also prints the error. If two threads redirected at once, one would restore the
     # other's target, and standard output would be lost for good.
     with _redirecting, contextlib.redirect_stdout(io.StringIO()):
-        _check_compatible(
-            as_bytes(schema), provided, downcast_ns_timestamp_to_us, format_version=3
-        )
+        _check_compatible(as_bytes(schema), provided, downcast_ns_timestamp_to_us, format_version=3)
 
 
-def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
+def _with_typed_nulls(source: pa.DataType, kind: IcebergType, path: str = "") -> pa.DataType:
     """Return an Arrow type in which nulls have the table's type. PyIceberg takes nulls without a
     type for primitive types alone. Geometries and variants become binary."""
     if pa.types.is_dictionary(source):
         source = source.value_type
-    if isinstance(kind, VariantType) and _is_variant(source):
+    if isinstance(kind, VariantType) and not pa.types.is_null(source):
+        if not _is_variant(source):
+            raise ValueError(
+                f"column {path!r} has variants: provide structs of the binary fields metadata and "
+                "value"
+            )
         return pa.binary()
     if isinstance(source, pa.BaseExtensionType) and source.extension_name == WKB:
         return source.storage_type
@@ -187,7 +190,8 @@ def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
         return schema_to_pyarrow(field.field_type, include_field_ids=False)
 
     def typed(field: pa.Field, inner: IcebergType) -> pa.Field:
-        return field.with_type(_with_typed_nulls(field.type, inner))
+        inside = f"{path}.{field.name}".lstrip(".")
+        return field.with_type(_with_typed_nulls(field.type, inner, inside))
 
     if pa.types.is_struct(source) and isinstance(kind, StructType):
         kinds = {field.name: field.field_type for field in kind.fields}

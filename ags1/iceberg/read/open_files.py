@@ -159,9 +159,7 @@ class OpenAvro:
         self._stream.close()
 
 
-def without_fields(
-    schema: pa.Schema, ids: frozenset[int], variants: frozenset[int]
-) -> pa.Schema:
+def without_fields(schema: pa.Schema, ids: frozenset[int], variants: frozenset[int]) -> pa.Schema:
     """Return the schema of a Parquet file without the fields with these IDs and without containers
     that need them. Geometries, for which GeoArrow's libraries have a type, become bytes. The fields
     with the IDs ``variants`` become structs of metadata and value."""
@@ -231,9 +229,7 @@ def _stored_array(
         return pa.StructArray.from_arrays(parts, fields=list(wanted.type), mask=mask)
     inside = zip(_parts(kind)[0], _parts(wanted.type)[0], strict=True)
     if pa.types.is_struct(kind):
-        columns = [
-            _stored_array(array.field(i), *pair, variants) for i, pair in enumerate(inside)
-        ]
+        columns = [_stored_array(array.field(i), *pair, variants) for i, pair in enumerate(inside)]
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(columns, fields=list(wanted.type), mask=mask)
     if pa.types.is_map(kind):

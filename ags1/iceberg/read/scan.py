@@ -20,8 +20,8 @@ from pyiceberg.table import FileScanTask, IncrementalAppendScan
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 
-from ..pyiceberg.scans import PlannedScan, appends_between
 from ..pyiceberg.arrow import arrow_schema
+from ..pyiceberg.scans import PlannedScan, appends_between
 from ..spec.column_types import as_stored
 from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles

@@ -285,7 +285,10 @@ def as_stored(schema: Schema) -> Schema:
             ids = variant_part_ids(field.field_id)
             parts = zip(ids, VARIANT_PARTS, strict=True)
             return types.StructType(
-                *(types.NestedField(i, name, types.BinaryType(), required=True) for i, name in parts)
+                *(
+                    types.NestedField(i, name, types.BinaryType(), required=True)
+                    for i, name in parts
+                )
             )
         return field.field_type
 
