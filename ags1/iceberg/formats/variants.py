@@ -37,7 +37,7 @@ _NUMBERS = {
     pa.int32(): 5,
     pa.int64(): 6,
     pa.float64(): 7,
-    pa.date32(): 10,
+    pa.date32(): 11,
     pa.timestamp("us", "UTC"): 12,
     pa.timestamp("us"): 13,
     pa.float32(): 14,
@@ -54,6 +54,8 @@ def whole(variants: pa.StructArray) -> pa.StructArray:
     if not _is_binary(parts.get("metadata")):
         raise FormatError("a variant's group has no binary field metadata")
     metadata, mask = variants.field("metadata"), variants.is_null()
+    if metadata.null_count and pc.any(pc.and_not(metadata.is_null(), mask)).as_py():
+        raise FormatError("a variant has no metadata")
     if "typed_value" in parts:
         dictionaries = _dictionaries(metadata, mask)
         values = [_NULL if v is None else v for v in _values(variants, dictionaries)]
@@ -65,8 +67,6 @@ def whole(variants: pa.StructArray) -> pa.StructArray:
     else:
         raise FormatError("a variant's group has no binary field value")
     if metadata.null_count:
-        if pc.any(pc.and_not(metadata.is_null(), mask)).as_py():
-            raise FormatError("a variant has no metadata")
         metadata = pc.fill_null(metadata, pa.scalar(b"", metadata.type))
     fields = [
         pa.field(name, part.type, nullable=False)
@@ -113,7 +113,7 @@ def _dictionaries(metadata: pa.Array, mask: pa.Array) -> list[_Dictionary | None
             found.append(None)
             continue
         if data not in known:
-            known[data] = _Dictionary(data or b"")
+            known[data] = _Dictionary(data)
         found.append(known[data])
     return found
 
@@ -146,8 +146,9 @@ def _values(group: pa.StructArray, dictionaries: Sequence[_Dictionary | None]) -
 def _objects(
     typed: pa.StructArray, rest: _Values, dictionaries: Sequence[_Dictionary | None]
 ) -> _Values:
+    # Where a struct is null, this makes its fields null; otherwise they may be anything.
     columns = [
-        (field.name.encode(), _values(_group(typed.field(i)), dictionaries))
+        (field.name.encode(), _values(_group(pc.struct_field(typed, [i])), dictionaries))
         for i, field in enumerate(typed.type)
     ]
     result = list(rest)

@@ -73,7 +73,8 @@ class OpenParquet:
             with _arrow_errors(file):
                 self._fragment = parquet.make_fragment(self._stream)
                 self._physical = self._fragment.physical_schema
-            self.columns = columns_of(self._physical)
+            with _errors_of(file):
+                self.columns = columns_of(self._physical)
         except BaseException:
             self._stream.close()
             raise
