@@ -37,7 +37,7 @@ from pyiceberg.schema import Schema
 
 from ..pyiceberg.expressions import BooleanRewriter, value_of_bound
 from ..pyiceberg.records import values_of
-from ..spec.column_types import UNITS_A_DAY
+from ..spec.column_types import UNITS_A_DAY, VariantType
 
 # True: for all rows. False: for no row. None: for some rows, or it is not known.
 Answer: TypeAlias = "bool | None"
@@ -279,6 +279,8 @@ def _share(part: int | None, whole: int | None) -> Answer:
 
 
 def _bound(kind: Any, bound: bytes | None) -> Any:
+    if isinstance(kind, VariantType):
+        return None  # its bounds are those of fields inside
     # Java's older writers have NaN as a bound. All comparisons with it are false. What is no value
     # of the type (half a character, the bytes of another type) says nothing.
     try:
