@@ -195,9 +195,7 @@ def test_a_column_of_an_unknown_type_is_left_out(
     metadata["schemas"][0]["fields"][1]["type"] = "interval"
     path.write_text(json.dumps(metadata))
 
-    with pytest.raises(
-        Exception, match=r"'region' has type interval, .* the option 'columns'"
-    ):
+    with pytest.raises(Exception, match=r"'region' has type interval, .* the option 'columns'"):
         reading(iceberg, options).collect()
 
     assert ids(reading(iceberg, options, columns="id,at", filter="id < 5")) == list(range(5))

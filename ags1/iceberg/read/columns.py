@@ -20,6 +20,7 @@ from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
+from ...arrow_layouts import plain_schema
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
 from ..spec.column_types import OpaqueType, VariantType, as_stored, ids_of, readable
 from ..storage.table_files import TableFiles
@@ -167,10 +168,11 @@ class FileReader:
     def _find_file_columns(self, wanted: tuple[bytes, frozenset[int]]) -> FileColumns:
         """``wanted`` has the serialized Arrow schema of Parquet files, and the columns' IDs."""
         serialized, field_ids = wanted
+        stored = pa.ipc.read_schema(pa.py_buffer(serialized))
+        # A writer may have stored its own Arrow schema in the file.
+        plain = plain_schema(stored)
         schema = pyarrow_to_schema(
-            without_fields(
-                pa.ipc.read_schema(pa.py_buffer(serialized)), self._opaque, self._variants
-            ),
+            without_fields(plain, self._opaque, self._variants),
             self._names,
             downcast_ns_timestamp_to_us=self._downcasts,
             format_version=3,
@@ -178,7 +180,7 @@ class FileReader:
         columns = prune_columns(schema, set(field_ids), select_full_types=False)
         # The file may have none of these columns. Its rows still count, so one column is read.
         read = columns if columns.fields else Schema(*schema.fields[:1])
-        return FileColumns(schema, read, self._variants)
+        return FileColumns(schema, read, self._variants, plain != stored)
 
 
 def leaf_ids(schema: Schema) -> set[int]:

@@ -19,6 +19,7 @@ from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 
+from ...arrow_layouts import plain_batch
 from ...arrow_nested import with_child
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError
 from ...key_metadata import KeyMetadata
@@ -36,18 +37,17 @@ _BUFFER_SIZE = 8 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileColumns:
-    """A file's ``schema``, the columns of it that are ``read``, and the IDs of its ``variants``.
-    Compared by identity."""
+    """A file's ``schema``, the columns of it that are ``read``, the IDs of its ``variants``, and
+    whether Arrow reads columns of it as views. Compared by identity."""
 
     schema: Schema
     read: Schema
     variants: frozenset[int] = frozenset()
+    has_views: bool = False
 
 
 class OpenParquet:
     """An open Parquet file, encrypted or not. ``columns_of`` is by the file's Arrow schema."""
-
-    can_filter = True
 
     def __init__(
         self,
@@ -79,6 +79,11 @@ class OpenParquet:
             self._stream.close()
             raise
 
+    @property
+    def can_filter(self) -> bool:
+        """Whether Arrow can filter the rows. It cannot compare views."""
+        return not self.columns.has_views
+
     def read(
         self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -98,7 +103,7 @@ class OpenParquet:
                 filter=row_filter,
             ).to_batches()
             stored: pa.Schema | None = None
-            for batch in batches:
+            for batch in map(plain_batch, batches) if self.columns.has_views else batches:
                 stored = stored or without_fields(batch.schema, frozenset(), self.columns.variants)
                 yield batch if stored == batch.schema else self._as_stored(batch, stored)
 
