@@ -40,7 +40,7 @@ from ..spec.column_types import (
     VariantType,
     as_bytes,
     as_stored,
-    is_stored_variant,
+    extensions,
 )
 
 __all__ = [
@@ -53,41 +53,45 @@ __all__ = [
 ]
 
 
-def _marked(field: NestedField, arrow: pa.Field) -> pa.Field:
-    """Return a field; that of a variant has the name of Arrow's extension type. The name is in the
-    field's metadata, as Arrow has it for types without a class. With a class of Python's, Arrow's
-    writer of Parquet crashes: it takes any type of this name for a class of its own."""
-    if not is_stored_variant(field.field_type):
-        return arrow
-    marks = {b"ARROW:extension:name": VARIANT.encode(), b"ARROW:extension:metadata": b""}
-    return arrow.with_metadata({**(arrow.metadata or {}), **marks})
-
-
 class _ArrowSchema(_ConvertToArrowSchema):
-    """PyIceberg's conversion, with variants."""
+    """PyIceberg's conversion of a schema of stored types, with the names of extension types."""
+
+    def __init__(self, schema: Schema, *, include_field_ids: bool) -> None:
+        super().__init__(include_field_ids=include_field_ids)
+        self._extensions = extensions([schema])
 
     def field(self, field: NestedField, field_result: pa.DataType) -> pa.Field:
         arrow = super().field(field, field_result)
         # Parts of variants have no IDs in files.
-        return arrow.remove_metadata() if field.field_id < 0 else _marked(field, arrow)
+        return (
+            arrow.remove_metadata()
+            if field.field_id < 0
+            else _marked(arrow, self._extensions.get(field.field_id))
+        )
+
+
+def _marked(field: pa.Field, extension: dict[bytes, bytes] | None) -> pa.Field:
+    return field.with_metadata({**(field.metadata or {}), **extension}) if extension else field
 
 
 def arrow_schema(schema: Schema, *, include_field_ids: bool = True) -> pa.Schema:
-    """Return the Arrow schema of rows that are read with ``schema``."""
-    converted: pa.Schema = visit(
-        as_stored(schema), _ArrowSchema(include_field_ids=include_field_ids)
-    )
+    """Return the Arrow schema of rows of ``schema``."""
+    visitor = _ArrowSchema(schema, include_field_ids=include_field_ids)
+    converted: pa.Schema = visit(as_stored(schema), visitor)
     return converted
 
 
 class _Projection(ArrowProjectionVisitor):
     """PyIceberg's projection with three corrections. Null lists and maps of structs stay null, and
     do not become empty. Dates are read as times if format version 3 promotes the column. A struct
-    that the file does not have is null, and its required fields are not. Variants have their name
-    in Arrow."""
+    that the file does not have is null, and its required fields are not. ``extensions`` are those
+    of ``column_types``."""
+
+    extensions: Mapping[int, dict[bytes, bytes]]
 
     def _construct_field(self, field: NestedField, arrow_type: pa.DataType) -> pa.Field:
-        return _marked(field, super()._construct_field(field, arrow_type))
+        arrow = super()._construct_field(field, arrow_type)
+        return _marked(arrow, self.extensions.get(field.field_id))
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
         kind = field.field_type
@@ -141,15 +145,18 @@ def project(
     batch: pa.RecordBatch,
     downcast_ns_timestamp_to_us: bool,
     missing: Mapping[int, Any],
+    extensions: Mapping[int, dict[bytes, bytes]],
 ) -> pa.RecordBatch:
     """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID.
-    ``missing`` has the values of columns that the file does not have."""
+    ``missing`` has the values of columns that the file does not have. ``extensions`` are those of
+    ``column_types``."""
     visitor = _Projection(
         file_schema,
         downcast_ns_timestamp_to_us,
         projected_missing_fields=dict(missing),
         allow_timestamp_tz_mismatch=True,
     )
+    visitor.extensions = extensions
     columns = visit_with_partner(wanted, batch, visitor, ArrowAccessor(file_schema))
     return pa.RecordBatch.from_struct_array(columns)
 

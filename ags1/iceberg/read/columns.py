@@ -22,7 +22,7 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from ...arrow_layouts import plain_schema
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
-from ..spec.column_types import OpaqueType, VariantType, as_stored, ids_of, readable
+from ..spec.column_types import OpaqueType, VariantType, as_stored, extensions, ids_of, readable
 from ..storage.table_files import TableFiles
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
 from .once import Once
@@ -77,6 +77,7 @@ class FileReader:
         self._projected = projected
         self._opaque = ids_of(OpaqueType, metadata.schemas)
         self._variants = ids_of(VariantType, metadata.schemas)
+        self._extensions = extensions(metadata.schemas)
         self._names = metadata.name_mapping()
         self._downcasts = bool(downcasts_ns_timestamps())
         self._table_columns: Once[frozenset[int], Schema] = Once(self._find_table_columns)
@@ -125,7 +126,9 @@ class FileReader:
         if same is not None and same.wanted is schema and same.stored.equals(batch.schema):
             columns = batch.columns[: len(same.projected)]
             return pa.RecordBatch.from_arrays(columns, schema=same.projected)
-        result = project(schema, rows.schema, batch, self._downcasts, rows.missing)
+        result = project(
+            schema, rows.schema, batch, self._downcasts, rows.missing, self._extensions
+        )
         # PyIceberg walks both schemas for each batch. With small files that takes a notable time.
         count = len(schema.fields)
         if (

@@ -22,7 +22,6 @@ from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 
 from ..pyiceberg.arrow import arrow_schema
 from ..pyiceberg.scans import PlannedScan, appends_between
-from ..spec.column_types import as_stored
 from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles
 from .ahead import in_order, is_large, read_ahead
@@ -174,7 +173,7 @@ class ScanReader:
         limit: int | None,
         dictionary_columns: tuple[str, ...],
     ) -> None:
-        self.projected = as_stored(projected)
+        self.projected = projected
         self._limit = limit
         bound = bound_filter(row_filter, metadata.schema(), case_sensitive=case_sensitive)
         self._tasks = TaskReader(files, metadata, projected, bound, dictionary_columns)

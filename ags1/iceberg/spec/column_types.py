@@ -306,6 +306,31 @@ def variant_part_ids(field_id: int) -> tuple[int, int]:
     return -2 * field_id, -2 * field_id - 1
 
 
+def extensions(schemas: Iterable[Schema]) -> dict[int, dict[bytes, bytes]]:
+    """Return what Arrow names the extension types of geometries and variants with, by field ID: the
+    metadata of a field, as Arrow has it for types without a class. (If Python has a class of the
+    name for variants, Arrow's writer of Parquet crashes. It takes the class for one of C++.)"""
+    kinds = types.GeometryType, types.GeographyType, VariantType
+    return {
+        field.field_id: {
+            b"ARROW:extension:name": (
+                VARIANT if field.field_type == VariantType() else WKB
+            ).encode(),
+            b"ARROW:extension:metadata": geoarrow_text(field.field_type).encode(),
+        }
+        for schema in schemas
+        for field in _fields_of(kinds, schema.fields)
+    }
+
+
+def geoarrow_text(kind: types.IcebergType) -> str:
+    """Return GeoArrow's metadata of a type of geometries; nothing for another type."""
+    if not isinstance(kind, types.GeometryType | types.GeographyType):
+        return ""
+    edges = {"edges": kind.algorithm} if isinstance(kind, types.GeographyType) else {}
+    return json.dumps({"crs": kind.crs, **edges})
+
+
 def is_stored_variant(kind: types.IcebergType) -> bool:
     """Return whether ``as_stored`` has made a type from a variant."""
     return isinstance(kind, types.StructType) and any(f.field_id < 0 for f in kind.fields)
@@ -327,9 +352,9 @@ def _opaque(fields: Iterable[types.NestedField]) -> Iterator[types.NestedField]:
 
 
 def _fields_of(
-    wanted: type[types.IcebergType], fields: Iterable[types.NestedField]
+    wanted: type | tuple[type, ...], fields: Iterable[types.NestedField]
 ) -> Iterator[types.NestedField]:
-    """Yield the fields of a primitive type, also those inside the fields."""
+    """Yield the fields of primitive types, also those inside the fields."""
     for field in fields:
         kind = field.field_type
         if isinstance(kind, wanted):

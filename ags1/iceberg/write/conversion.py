@@ -14,7 +14,6 @@ follows the Iceberg specification, "Default values" and "Schema Evolution". It d
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -40,7 +39,7 @@ from ...arrow_nested import compacted, with_child
 from ...errors import FormatError, UnsupportedTypeError
 from ..formats.variants import whole
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
-from ..spec.column_types import VARIANT_PARTS, WKB, VariantType, writable
+from ..spec.column_types import VARIANT_PARTS, WKB, VariantType, geoarrow_text, writable
 from ..spec.constants import PARQUET_FIELD_ID
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
@@ -55,11 +54,6 @@ class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has n
     def __init__(self, text: str) -> None:
         self._text = text
         super().__init__(pa.large_binary(), WKB)
-
-    @classmethod
-    def of(cls, kind: GeometryType | GeographyType) -> _WellKnownBinary:
-        edges = {"edges": kind.algorithm} if isinstance(kind, GeographyType) else {}
-        return cls(json.dumps({"crs": kind.crs, **edges}))
 
     def __arrow_ext_serialize__(self) -> bytes:
         return self._text.encode()
@@ -145,7 +139,9 @@ class RowConversion:
             ):
                 # PyIceberg accepts text as bytes.
                 raise ValueError(f"column {path!r} has geometries: provide them as WKB, in bytes")
-            return pa.large_binary() if self._keep_unknown else _WellKnownBinary.of(kind)
+            return (
+                pa.large_binary() if self._keep_unknown else _WellKnownBinary(geoarrow_text(kind))
+            )
         if isinstance(kind, VariantType):
             return _VARIANT
         return schema_to_pyarrow(kind)
