@@ -101,6 +101,15 @@ def test_java_s_tables_have_the_rows_that_java_reads(iceberg: Any, name: str) ->
     assert found == [{k: v for k, v in row.items() if v is not None} for row in expected(name)]
 
 
+def test_variants_are_structs_of_their_parts(iceberg: Any) -> None:
+    frame = fixture_reader(iceberg, "dev/variant").selectExpr("id", "v.value", "v.metadata")
+
+    found = [json.loads(row) for row in frame.orderBy("id").toJSON().collect()]
+
+    parts = [{k: v for k, v in row.items() if k != "json"} for row in expected("dev/variant")]
+    assert found == [{k: v for k, v in row.items() if v is not None} for row in parts]
+
+
 _SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "region", StringType()),
