@@ -270,6 +270,26 @@ def test_a_table_of_such_a_type_is_not_made(catalog: EncryptedCatalog) -> None:
     assert not catalog.table_exists("db.t")
 
 
+def test_other_libraries_know_geometries_and_variants(catalog: EncryptedCatalog) -> None:
+    """By the names of Arrow's extension types, DuckDB and Polars read and write them."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    fields = NestedField(2, "v", VariantType()), NestedField(3, "g", GeometryType())
+    table = create(catalog, Schema(NestedField(1, "id", LongType()), *fields))
+    made = duckdb.sql("""SELECT 1 AS id, '{"a": [1, "x"]}'::JSON::VARIANT AS v""")
+    table.append(made)
+    given = table.scan().to_arrow()
+    named = {pair for field in given.schema for pair in (field.metadata or {}).items()}
+    assert {name for key, name in named if key == b"ARROW:extension:name"} == {
+        b"arrow.parquet.variant",
+        b"geoarrow.wkb",
+    }
+    table.append(polars.from_arrow(given.select(["id", "v"])))
+    table.append(duckdb.sql("SELECT id, v FROM given"))
+    found = duckdb.from_arrow(table.scan())
+    assert [str(kind) for kind in found.types] == ["BIGINT", "VARIANT", "GEOMETRY('OGC:CRS84')"]
+    assert found.fetchall() == [(1, {"a": [1, "x"]}, None)] * 3
+
+
 def column(kind: str) -> Json:
     return {"id": 1, "name": "v", "required": False, "type": kind}
 
