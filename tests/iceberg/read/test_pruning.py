@@ -24,6 +24,7 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField, StructType
 
+from ags1.iceberg import VariantType
 from ags1.iceberg.read.filters import as_sql
 from ags1.iceberg.read.pruning import FileFilter
 from ags1.iceberg.write.partitions import Partitioner
@@ -315,6 +316,15 @@ def test_rows_without_a_struct_are_in_no_count_of_its_columns() -> None:
     for expression in (ex.IsNull("s.x"), ex.NotNull("s.x"), ex.EqualTo("s.x", 1.5)):
         assert FileFilter(expression, schema, {}).of_file(file) is None
     assert FileFilter(ex.EqualTo("s.x", 2.5), schema, {}).of_file(file) is False
+
+
+def test_bounds_of_a_variant_are_not_its_own() -> None:
+    """They are those of the fields inside that are shredded, as an object."""
+    schema = Schema(NestedField(1, "v", VariantType()))
+    bound = b"\x01\1\0\5$['a']\x02\1\0\0\2\x0c\1"
+    file = entry(value_counts=4, null_value_counts=0, lower_bounds=bound, upper_bounds=bound)
+    assert FileFilter(ex.IsNull("v"), schema, {}).of_file(file) is False
+    assert FileFilter(ex.NotNull("v"), schema, {}).of_file(file) is True
 
 
 # -- whole tables
