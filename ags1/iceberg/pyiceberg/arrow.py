@@ -63,11 +63,9 @@ class _ArrowSchema(_ConvertToArrowSchema):
     def field(self, field: NestedField, field_result: pa.DataType) -> pa.Field:
         arrow = super().field(field, field_result)
         # Parts of variants have no IDs in files.
-        return (
-            arrow.remove_metadata()
-            if field.field_id < 0
-            else _marked(arrow, self._extensions.get(field.field_id))
-        )
+        if field.field_id < 0:
+            return arrow.remove_metadata()
+        return _marked(arrow, self._extensions.get(field.field_id))
 
 
 def _marked(field: pa.Field, extension: dict[bytes, bytes] | None) -> pa.Field:

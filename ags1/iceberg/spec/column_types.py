@@ -302,8 +302,9 @@ def as_bytes(schema: Schema) -> Schema:
 
 
 def variant_part_ids(field_id: int) -> tuple[int, int]:
-    """Return the ids that the two parts of a variant column have here; in files they have none."""
-    return -2 * field_id, -2 * field_id - 1
+    """Return the ids that the two parts of a variant column have here; in files they have none. No
+    id is -1, which a field of a file without an id has here."""
+    return -2 * field_id - 2, -2 * field_id - 3
 
 
 def extensions(schemas: Iterable[Schema]) -> dict[int, dict[bytes, bytes]]:
