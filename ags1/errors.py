@@ -110,5 +110,5 @@ class NotEncryptedError(MetadataIntegrityError):
 
 
 class UnsupportedTypeError(Ags1Error, NotImplementedError):
-    """A column has a type that this version does not read or write: ``variant``, or one of a later
+    """A column has a type that this version does not read or write, for example one of a later
     version of the table format."""

@@ -24,6 +24,7 @@ from .read.ray_source import read_ray
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
+from .spec.column_types import VariantType
 from .storage.table_files import TableFiles
 from .table import EncryptedTable, open_table
 from .transaction import EncryptedTransaction
@@ -51,6 +52,7 @@ __all__ = [
     "TableFiles",
     "TableHealth",
     "TableVerification",
+    "VariantType",
     "examine_table",
     "load_catalog",
     "open_table",

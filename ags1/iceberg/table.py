@@ -249,7 +249,7 @@ class EncryptedTable(MaintainedTable):
     def inspect(self) -> InspectTable:
         """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks. See
         ``MetadataTables`` for what partition fields they have."""
-        schemas = [as_stored(readable(schema)) for schema in self.metadata.schemas]
+        schemas = [as_stored(readable(schema, variants=False)) for schema in self.metadata.schemas]
         version = replace(self.version, metadata=InspectedMetadata.of(self.metadata, schemas))
 
         def entries_of(

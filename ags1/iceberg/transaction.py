@@ -39,7 +39,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.typedef import EMPTY_DICT
 
 from ..errors import NotEncryptedError
@@ -61,6 +61,8 @@ from .write.copy_on_write import is_copy_on_write, rewrite_without
 from .write.data_files import write_rows
 from .write.deletes import find_deletes
 from .write.deletion_vectors import write_deletion_vectors
+from .write.partition_replacement import SUMMARY as REPLACES_PARTITIONS
+from .write.partition_replacement import PartitionReplacement
 from .write.partitions import partition_filter
 from .write.plain_files import name_mapping_update, plain_file_records
 from .write.snapshot import FileChange
@@ -218,20 +220,21 @@ class EncryptedTransaction(BuiltTransaction):
         snapshot_properties: dict[str, str] = EMPTY_DICT,
         branch: str | None = MAIN_BRANCH,
     ) -> None:
-        """Replace the partitions that the rows belong to. Raises ValueError unless the table is
-        partitioned by identity transforms alone. Warns, and its commit raises, as ``overwrite``.
+        """Replace the partitions that the rows belong to. Raises ValueError if the table is not
+        partitioned. If all transforms are identity, warns, and its commit raises, as ``overwrite``.
+        If not, PyIceberg refuses; this does as Java's ``ReplacePartitions``: files of older specs
+        stay, and its commit raises ConflictError for any change of others in these partitions.
         ``df`` is that of ``append``."""
         fields = self.table_metadata.spec().fields
-        if not fields:
+        if all(isinstance(field.transform, VoidTransform) for field in fields):
             raise ValueError("Cannot apply dynamic overwrite on an unpartitioned table.")
-        for field in fields:
-            if not isinstance(field.transform, IdentityTransform):
-                raise ValueError(
-                    "For now dynamic overwrite does not support a table with "
-                    f"non-identity-transform field in the latest partition spec: {field}"
-                )
         files = self._write_rows(df)
         if not files:
+            return
+        if not all(isinstance(field.transform, IdentityTransform) for field in fields):
+            replacement = PartitionReplacement(files)
+            summary = {**snapshot_properties, **REPLACES_PARTITIONS}
+            self._snapshot(replacement.change, summary, branch, recheck=replacement.recheck)
             return
         schema = self.table_metadata.schema()
         names = [str(schema.find_column_name(field.source_id)) for field in fields]

@@ -666,10 +666,10 @@ def test_a_table_with_a_column_of_an_unknown_type(tmp_path: Path) -> None:
     path = metadata_file("stats", tmp_path)
     metadata = json.loads(path.read_bytes())
     for schema in metadata["schemas"]:
-        schema["fields"].append({"id": 90, "name": "v", "required": False, "type": "variant"})
+        schema["fields"].append({"id": 90, "name": "v", "required": False, "type": "interval"})
     path.write_text(json.dumps(metadata))
     line = fail(2, "scan", path.parent.parent)
-    assert "column 'v' has type variant, which this version does not read" in line
+    assert "column 'v' has type interval, which this version does not read" in line
     assert "--columns, for instance ('id', " in line
     text = succeed("scan", path.parent.parent, "-q", "--columns", "id", "--format", "csv")
     assert len(text.splitlines()) == 1 + 1000

@@ -6,9 +6,11 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import struct
 import threading
 import uuid
+from base64 import b64decode
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from iceberg_tables import KMS_PROPERTIES, rewritten
+from iceberg_tables import KMS_PROPERTIES, expected_rows, open_fixture, rewritten
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -29,6 +31,7 @@ from pyiceberg.types import (
     IntegerType,
     ListType,
     LongType,
+    MapType,
     NestedField,
     StringType,
     StructType,
@@ -39,13 +42,12 @@ from rest_catalog import Rest
 import ags1
 from ags1 import Ags1Error, UnsupportedTypeError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
-from ags1.iceberg.spec.column_types import OpaqueType, parse_schema
+from ags1.iceberg.spec.column_types import OpaqueType, VariantType, parse_schema
 
 Json = dict[str, Any]
 
 UNION = {"type": "union", "of": ["int"]}
-KINDS: list[Any] = ["variant", "unheard-of(3)", "decimal(9, 2) unsigned", UNION]
-# As a variant lies in a Parquet file.
+KINDS: list[Any] = ["interval", "unheard-of(3)", "decimal(9, 2) unsigned", UNION]
 STORED = StructType(
     NestedField(20, "metadata", BinaryType()), NestedField(21, "value", BinaryType())
 )
@@ -220,9 +222,9 @@ def test_a_rest_server_s_table_is_used_too(server: Rest) -> None:
 
 
 def test_a_required_column_cannot_be_left_out(catalog: EncryptedCatalog) -> None:
-    table = ours(catalog, "parquet", "variant", required=True)
+    table = ours(catalog, "parquet", "interval", required=True)
     before = table.current_snapshot()
-    with pytest.raises(UnsupportedTypeError, match=r"'v' has type variant.* and is required"):
+    with pytest.raises(UnsupportedTypeError, match=r"'v' has type interval.* and is required"):
         table.append(pa.table({"id": [4]}))
     assert table.current_snapshot() == before
     table.delete("id = 1")
@@ -260,7 +262,7 @@ def test_a_partition_of_such_a_column_is_not_written(catalog: EncryptedCatalog) 
 
 def test_a_table_of_such_a_type_is_not_made(catalog: EncryptedCatalog) -> None:
     for schema in (
-        parse_schema({"type": "struct", "fields": [variant()]}),
+        parse_schema({"type": "struct", "fields": [column("interval")]}),
         Schema(NestedField(1, "v", GeographyType("OGC:CRS84", "karney"))),
     ):
         with pytest.raises(UnsupportedTypeError, match=r"'v' has type .*does not write to Parquet"):
@@ -268,18 +270,188 @@ def test_a_table_of_such_a_type_is_not_made(catalog: EncryptedCatalog) -> None:
     assert not catalog.table_exists("db.t")
 
 
-def variant() -> Json:
-    return {"id": 1, "name": "v", "required": False, "type": "variant"}
+def test_other_libraries_know_geometries_and_variants(catalog: EncryptedCatalog) -> None:
+    """By the names of Arrow's extension types, DuckDB and Polars read and write them."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    fields = NestedField(2, "v", VariantType()), NestedField(3, "g", GeometryType())
+    table = create(catalog, Schema(NestedField(1, "id", LongType()), *fields))
+    made = duckdb.sql("""SELECT 1 AS id, '{"a": [1, "x"]}'::JSON::VARIANT AS v""")
+    table.append(made)
+    given = table.scan().to_arrow()
+    named = {pair for field in given.schema for pair in (field.metadata or {}).items()}
+    assert {name for key, name in named if key == b"ARROW:extension:name"} == {
+        b"arrow.parquet.variant",
+        b"geoarrow.wkb",
+    }
+    table.append(polars.from_arrow(given.select(["id", "v"])))
+    table.append(duckdb.sql("SELECT id, v FROM given"))
+    found = duckdb.from_arrow(table.scan())
+    assert [str(kind) for kind in found.types] == ["BIGINT", "VARIANT", "GEOMETRY('OGC:CRS84')"]
+    assert found.fetchall() == [(1, {"a": [1, "x"]}, None)] * 3
 
 
-def test_the_type_itself() -> None:
-    schema = parse_schema({"type": "struct", "fields": [variant()]})
+def column(kind: str) -> Json:
+    return {"id": 1, "name": "v", "required": False, "type": kind}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("interval", "OpaqueType('\"interval\"')"), ("variant", "VariantType()")]
+)
+def test_the_type_itself(kind: str, shown: str) -> None:
+    schema = parse_schema({"type": "struct", "fields": [column(kind)]})
     [field] = schema.fields
-    assert isinstance(field.field_type, OpaqueType)
+    assert isinstance(field.field_type, OpaqueType | VariantType)
     assert pickle.loads(pickle.dumps(schema)) == schema
-    assert json.loads(schema.model_dump_json())["fields"] == [variant()]
+    assert json.loads(schema.model_dump_json())["fields"] == [column(kind)]
     assert field.field_type != StringType()
-    assert repr(field.field_type) == "OpaqueType('\"variant\"')"
+    assert repr(field.field_type) == shown
+
+
+# -- variants
+
+IN_VARIANTS = Schema(
+    NestedField(1, "id", LongType()),
+    NestedField(2, "v", VariantType()),
+    NestedField(
+        3, "st", StructType(NestedField(4, "a", IntegerType()), NestedField(5, "v", VariantType()))
+    ),
+    NestedField(6, "l", ListType(7, VariantType(), False)),
+    NestedField(8, "m", MapType(9, StringType(), 10, VariantType(), False)),
+)
+OBJECT = {"metadata": b"\x01\1\0\1a", "value": b"\x02\1\0\0\1\0"}
+VARIANTS: list[Json] = [
+    {"id": 1, "v": PART, "st": {"a": 1, "v": OBJECT}, "l": [PART, None], "m": [("k", PART)]},
+    {"id": 2, "v": None, "st": None, "l": None, "m": None},
+    {"id": 3, "v": OBJECT, "st": {"a": None, "v": None}, "l": [], "m": [("", None)]},
+]
+
+
+class FromAnotherLibrary(pa.ExtensionType):
+    def __init__(self) -> None:
+        super().__init__(
+            pa.struct({"value": pa.binary(), "metadata": pa.binary()}), "arrow.parquet.variant"
+        )
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+def variants_of(rows: list[Json]) -> pa.Table:
+    v = pa.struct({"value": pa.binary(), "metadata": pa.large_binary()})
+    st = pa.struct({"a": pa.int32(), "v": v})
+    kinds = {"id": pa.int64(), "v": v, "st": st, "l": pa.list_(v), "m": pa.map_(pa.string(), v)}
+    return pa.Table.from_pylist(rows, pa.schema(kinds))
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_variants_are_written_and_read(catalog: EncryptedCatalog, file_format: str) -> None:
+    table = create(catalog, IN_VARIANTS, properties={"write.format.default": file_format})
+    assert types_of(table)[1] == "variant"
+    table.append(variants_of(VARIANTS))
+    everything = ("*",)
+    assert rows_of(table, *everything) == VARIANTS
+    for read in (table.scan().to_arrow(), table.scan().to_arrow_batch_reader().read_all()):
+        assert read.to_pylist() == VARIANTS
+        field = read.schema.field("v")
+        assert field.metadata[b"ARROW:extension:name"] == b"arrow.parquet.variant"
+        assert [f.name for f in field.type] == ["metadata", "value"]
+        assert not any(f.nullable or f.metadata for f in field.type)
+        element = read.schema.field("l").type.value_field
+        assert element.metadata[b"ARROW:extension:name"] == b"arrow.parquet.variant"
+        # Arrow's writer crashes if it gets an extension type of Python's with this name.
+        pq.write_table(read, io.BytesIO())
+    [task] = table.scan().plan_files()
+    file, ids = task.file, [table.schema().find_field(name).field_id for name in ("v", "st.v")]
+    assert [file.value_counts[i] for i in ids] == [3, 3]
+    assert [file.null_value_counts[i] for i in ids] == [1, 2]
+    assert not {*(file.lower_bounds or {}), *(file.column_sizes or {})} & {*ids}
+    assert set(table.inspect.files()["readable_metrics"][0].as_py()) == {"id", "st"}
+    if file_format == "parquet":
+        printed = str(parquet_schema(table, task))
+        annotated = re.findall(r"(\w+) \(Variant\(1\)\) \{\n *required binary", printed)
+        assert annotated == ["v", "v", "element", "value"]
+
+    assert table.scan("v is null").to_arrow()["id"].to_pylist() == [2]
+    assert table.scan("st.v is not null", selected_fields=("id",)).to_arrow().to_pylist() == [
+        {"id": 1}
+    ]
+    with pytest.raises(TypeError, match="'v' is a variant: a filter can only ask"):
+        table.scan("v = 'x'").to_arrow()
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_variants_stay_what_they_are(
+    catalog: EncryptedCatalog, tmp_path: Path, file_format: str
+) -> None:
+    properties = {"write.format.default": file_format, "write.delete.mode": "copy-on-write"}
+    table = create(catalog, IN_VARIANTS, properties=properties)
+    table.append(variants_of(VARIANTS))
+    more = [{**VARIANTS[0], "id": 4}, {**VARIANTS[2], "id": 5}]
+    table.append(variants_of(more).to_reader())
+    table.delete("id = 3")
+    table.overwrite(variants_of([{**VARIANTS[2], "id": 2}]), "id = 2")
+    changed = variants_of([{**more[0], "v": OBJECT}, more[1], {**VARIANTS[1], "id": 6}])
+    result = table.upsert(changed, join_cols=["id"])
+    assert (result.rows_updated, result.rows_inserted) == (1, 1)
+    expected = [VARIANTS[0], {**VARIANTS[2], "id": 2}, *changed.to_pylist()]
+    assert rows_of(table, "*") == expected
+    table.rewrite_data_files()
+    table.rekey()
+    catalog.relocate_table("db.t", f"file://{tmp_path}/there", register_as="db.copy")
+    table = catalog.load_table("db.copy")
+    assert rows_of(table, "*") == expected
+    assert verify_table(table).ok
+    table.update_schema().add_column("w", VariantType()).commit()
+    added = pa.ExtensionArray.from_storage(
+        FromAnotherLibrary(), pa.array([OBJECT], FromAnotherLibrary().storage_type)
+    )
+    table.append(pa.table({"id": [9], "w": added}))
+    nothing = dict.fromkeys(("v", "st", "l", "m"))
+    assert rows_of(table, "*") == [
+        *({**row, "w": None} for row in expected),
+        {"id": 9, **nothing, "w": OBJECT},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (pa.array(["x"]), "provide structs of the binary fields metadata and value"),
+        (pa.array([{"metadata": b"\1\0\0", "x": b"\0"}]), "provide structs"),
+        (pa.array([{"metadata": b"\2\0\0", "value": b"\0"}]), "not of version 1"),
+        (pa.array([{"metadata": b"", "value": b"\0"}]), "not of version 1"),
+        (pa.array([{"metadata": b"\1\0\0", "value": b""}]), "empty"),
+        (pa.array([{"metadata": None, "value": b"\0"}, PART]), "no metadata"),
+        (pa.array([{"metadata": "x", "value": b"\0"}]), "no binary field metadata"),
+    ],
+)
+def test_what_is_no_variant_is_not_written(
+    catalog: EncryptedCatalog, given: pa.Array, message: str
+) -> None:
+    table = create(catalog, Schema(NestedField(1, "v", VariantType())))
+    with pytest.raises(ValueError, match=message) as caught:
+        table.append(pa.table({"v": given}))
+    assert "'v'" in str(caught.value)
+    assert table.current_snapshot() is None
+
+
+def test_no_table_is_partitioned_or_sorted_by_variants(catalog: EncryptedCatalog) -> None:
+    schema = Schema(NestedField(1, "v", VariantType()))
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "p"))
+    with pytest.raises(UnsupportedTypeError, match="partitioned or sorted"):
+        create(catalog, schema, partition_spec=spec)
+    table = create(catalog, schema)
+    with pytest.raises(UnsupportedTypeError, match="partitioned or sorted"):
+        table.update_sort_order().asc("v", IdentityTransform()).commit()
+
+
+@pytest.mark.parametrize("name", ["variant", "variant_shredded", "variant_avro"])
+def test_java_s_variants_are_read(name: str) -> None:
+    expected = [
+        {"id": row["id"], "v": row["value"] and {k: b64decode(row[k]) for k in PART}}
+        for row in expected_rows(f"dev/{name}")
+    ]
+    assert rows_of(open_fixture(f"dev/{name}"), "*") == expected
 
 
 @pytest.mark.parametrize(
@@ -402,12 +574,16 @@ def test_geometries_are_written_and_read(catalog: EncryptedCatalog, file_format:
     assert verify_table(table).ok
 
 
-def logical_types(table: EncryptedTable, task: Any) -> dict[str, tuple[str, str]]:
-    """The logical types of a Parquet file's geometries, as Arrow prints them."""
+def parquet_schema(table: EncryptedTable, task: Any) -> pq.ParquetSchema:
     stored = table.io.new_input(task.file.file_path).open().read()
     km = ags1.KeyMetadata.from_bytes(task.file.key.to_bytes())
     keys = create_decryption_properties(km.encryption_key, aad_prefix=km.aad_prefix)
-    found = pq.ParquetFile(io.BytesIO(stored), decryption_properties=keys).schema
+    return pq.ParquetFile(io.BytesIO(stored), decryption_properties=keys).schema
+
+
+def logical_types(table: EncryptedTable, task: Any) -> dict[str, tuple[str, str]]:
+    """The logical types of a Parquet file's geometries, as Arrow prints them."""
+    found = parquet_schema(table, task)
     columns = (found.column(number) for number in range(len(found)))
     printed = {c.path: str(c.logical_type).partition("(") for c in columns}
     return {

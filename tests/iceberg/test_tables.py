@@ -564,10 +564,11 @@ def test_counters_that_were_set_back_are_refused(table: EncryptedTable, name: st
         {"refs": {}, "current-snapshot-id": 7},
         {"current-snapshot-id": -1},
         {"sort-orders": []},
+        {"encryption-keys": None},
         {"properties": {"encryption.key-id": "keyA", "write.format.default": 5}},
         {"properties": {"encryption.key-id": "keyA", "write.parquet.row-group-limit": "9" * 40}},
     ],
-    ids=["main elsewhere", "current elsewhere", "no current", "no order", "number", "huge"],
+    ids=["main elsewhere", "another current", "no current", "no order", "keys", "number", "huge"],
 )
 def test_malformed_metadata_loses_no_rows(table: EncryptedTable, change: dict[str, Any]) -> None:
     table.append(rows(1, 2))
@@ -576,7 +577,8 @@ def test_malformed_metadata_loses_no_rows(table: EncryptedTable, change: dict[st
     path.write_text(json.dumps(json.loads(good) | change))
     unpin(table.catalog)
     with pytest.raises(
-        (MetadataIntegrityError, ValueError), match=r"main|snapshot|malformed|JSON|limit|order"
+        (MetadataIntegrityError, ValueError),
+        match=r"main|snapshot|malformed|JSON|limit|order|metadata",
     ):
         again(table).append(rows(3))
     path.write_bytes(good)
@@ -978,6 +980,25 @@ def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: 
         table.add_files([str(path)], allow_plaintext=True)
     report = verify_table(again(table))
     assert (report.ok, report.finding_counts["plain-data-file"]) == (True, 1)
+
+
+def test_a_plain_file_of_arrow_s_views_is_read(catalog: EncryptedCatalog, tmp_path: Path) -> None:
+    """Arrow stores its schema in the file, and reads the columns as views again."""
+    rows = [{"id": 1, "s": "a", "l": ["x", None]}, {"id": 2, "s": None, "l": None}]
+    views = [("s", pa.string_view()), ("l", pa.list_view(pa.string_view()))]
+    given = pa.Table.from_pylist(rows, pa.schema([("id", pa.int64()), *views]))
+    plain = pa.schema([("id", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.string()))])
+    table = catalog.create_table("db.views", plain, properties=ENCRYPTED)
+    path = tmp_path / "views.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, plain), path)
+    table.add_files([str(path)], allow_plaintext=True)
+    pq.write_table(given, path)  # Java adds it, PyIceberg does not
+    assert pa.types.is_list_view(pq.read_schema(path).field("l").type)
+    assert table.scan().to_arrow().to_pylist() == rows
+    assert table.scan().to_arrow_batch_reader().read_all().to_pylist() == rows
+    assert table.scan("s = 'a'", selected_fields=("id",)).to_arrow().to_pylist() == [{"id": 1}]
+    table.delete("s like 'a%' or id = 7")
+    assert table.scan().to_arrow().to_pylist() == rows[1:]
 
 
 def test_a_file_that_the_table_has_twice_goes_from_both_places(

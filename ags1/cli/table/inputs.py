@@ -60,7 +60,7 @@ class Input:
 
     def open(self) -> None:
         """Open the file, if it is not, and read its schema. Raises as ``batches``."""
-        from ...iceberg.write.arrow_input import plain_batch, plain_schema
+        from ...arrow_layouts import plain_batch, plain_schema
 
         if self._batches is not None:
             return

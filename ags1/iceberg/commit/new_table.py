@@ -13,7 +13,7 @@ from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 from ...key_metadata import KEY_SIZES
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..read.metadata import FORMAT_VERSION
-from ..spec.column_types import check_writable
+from ..spec.column_types import check_sources, check_writable
 from ..spec.java_json import schema_in_java_order
 from ..spec.properties import FORMAT_VERSION_PROPERTY, property_text, refuse_reserved
 from ..spec.table_keys import PRUNE_ON_COMMIT, prunes_on_commit
@@ -89,6 +89,7 @@ def new_table_updates(
     _check_new_properties(texts, schema)
     fresh_spec = assign_fresh_partition_spec_ids(partition_spec, schema, fresh_schema)
     fresh_order = assign_fresh_sort_order_ids(sort_order, schema, fresh_schema)
+    check_sources([*_plain(fresh_spec)["fields"], *_plain(fresh_order)["fields"]], fresh_schema)
     return [
         {"action": "assign-uuid", "uuid": str(uuids.uuid4() if uuid is None else uuid)},
         {"action": "upgrade-format-version", "format-version": FORMAT_VERSION},

@@ -23,6 +23,7 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping
 from ags1.arrow_nested import without_hidden_nulls
 from ags1.errors import FormatError
 
+from ..spec.column_types import is_stored_variant
 from ..spec.constants import MAX_AVRO_DEPTH
 from ._avro import ColumnLayout, Decoder, Instruction, Step
 from ._avro_columns import Layout, Memory
@@ -270,11 +271,20 @@ class _Compiler:
         return node
 
     def _record(self, definition: dict[str, Any], namespace: str, at: _Spot) -> _Node | None:
-        column, logical = -1, definition.get("logicalType")
+        column, is_variant = -1, definition.get("logicalType") == "variant"
         if at.target is not None:
-            if not isinstance(at.target.type, types.StructType) or logical == "variant":
-                raise _mismatch(at.path, logical or "record", at.target.type)
+            kind = at.target.type
+            if not isinstance(kind, types.StructType) or is_stored_variant(kind) != is_variant:
+                raise _mismatch(at.path, "variant" if is_variant else "record", kind)
             column = self._column(Layout.STRUCT, at.target)
+            if is_variant:
+                # Its fields have no ids in the file.
+                ids = {field.name: field.field_id for field in kind.fields}
+                fields = [
+                    {**field, "field-id": ids.get(field["name"])}
+                    for field in fields_of(definition, at.path)
+                ]
+                definition, at = {**definition, "fields": fields}, at._replace(mapping=None)
         step = self._step(Step.RECORD, at.path, column)
         nodes = self._fields(definition, namespace, at)
         self._end(step)

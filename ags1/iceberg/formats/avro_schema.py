@@ -20,6 +20,7 @@ from pyiceberg.table.name_mapping import NameMapping, create_mapping_from_schema
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from ...errors import FormatError
+from ..spec.column_types import VARIANT_PARTS, VariantType
 from ..spec.constants import MAX_AVRO_DEPTH
 from .avro_projection import READABLE, has_zone_of
 from .avro_types import MAX_STEPS, AvroTypes, fields_of, has_ids
@@ -193,6 +194,10 @@ def _avro_type(kind: types.IcebergType, record_name: str, named: set[str]) -> An
         size = decimal_required_bytes(kind.precision)
         logical = {"logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
         return _fixed(name, size, logical, named)
+    if isinstance(kind, VariantType):
+        parts = [{"name": name, "type": "bytes"} for name in VARIANT_PARTS]
+        record = {"type": "record", "name": record_name, "fields": parts}
+        return {**record, "logicalType": "variant"}
     if isinstance(kind, types.UUIDType):
         return _fixed("uuid_fixed", 16, {"logicalType": "uuid"}, named)
     if isinstance(kind, types.FixedType):

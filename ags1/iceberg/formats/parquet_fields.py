@@ -9,8 +9,16 @@ class FileMetaData:
 
 
 class SchemaElement:
-    REPETITION_TYPE, NUM_CHILDREN, FIELD_ID = 3, 5, 9
+    REPETITION_TYPE, NUM_CHILDREN, FIELD_ID, LOGICAL_TYPE = 3, 5, 9, 10
     REQUIRED, REPEATED = 0, 2
+
+
+class LogicalType:
+    VARIANT = 16
+
+
+class VariantType:
+    SPECIFICATION_VERSION = 1
 
 
 class RowGroup:

@@ -11,10 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor, schema_to_pyarrow
+from pyiceberg.io.pyarrow import (
+    ArrowAccessor,
+    ArrowProjectionVisitor,
+    _ConvertToArrowSchema,
+    schema_to_pyarrow,
+)
 from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
 from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
-from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.schema import Schema, visit, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.types import (
     IcebergType,
@@ -29,8 +34,17 @@ from pyiceberg.types import (
 from pyiceberg.utils.config import Config
 
 from ...arrow_nested import with_child, without_hidden_nulls
+from ..spec.column_types import (
+    VARIANT,
+    WKB,
+    VariantType,
+    as_bytes,
+    as_stored,
+    extensions,
+)
 
 __all__ = [
+    "arrow_schema",
     "check_arrow_schema",
     "column_projection_values",
     "downcasts_ns_timestamps",
@@ -39,10 +53,43 @@ __all__ = [
 ]
 
 
+class _ArrowSchema(_ConvertToArrowSchema):
+    """PyIceberg's conversion of a schema of stored types, with the names of extension types."""
+
+    def __init__(self, schema: Schema, *, include_field_ids: bool) -> None:
+        super().__init__(include_field_ids=include_field_ids)
+        self._extensions = extensions([schema])
+
+    def field(self, field: NestedField, field_result: pa.DataType) -> pa.Field:
+        arrow = super().field(field, field_result)
+        # Parts of variants have no IDs in files.
+        if field.field_id < 0:
+            return arrow.remove_metadata()
+        return _marked(arrow, self._extensions.get(field.field_id))
+
+
+def _marked(field: pa.Field, extension: dict[bytes, bytes] | None) -> pa.Field:
+    return field.with_metadata({**(field.metadata or {}), **extension}) if extension else field
+
+
+def arrow_schema(schema: Schema, *, include_field_ids: bool = True) -> pa.Schema:
+    """Return the Arrow schema of rows of ``schema``."""
+    visitor = _ArrowSchema(schema, include_field_ids=include_field_ids)
+    converted: pa.Schema = visit(as_stored(schema), visitor)
+    return converted
+
+
 class _Projection(ArrowProjectionVisitor):
     """PyIceberg's projection with three corrections. Null lists and maps of structs stay null, and
     do not become empty. Dates are read as times if format version 3 promotes the column. A struct
-    that the file does not have is null, and its required fields are not."""
+    that the file does not have is null, and its required fields are not. ``extensions`` are those
+    of ``column_types``."""
+
+    extensions: Mapping[int, dict[bytes, bytes]]
+
+    def _construct_field(self, field: NestedField, arrow_type: pa.DataType) -> pa.Field:
+        arrow = super()._construct_field(field, arrow_type)
+        return _marked(arrow, self.extensions.get(field.field_id))
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
         kind = field.field_type
@@ -96,15 +143,18 @@ def project(
     batch: pa.RecordBatch,
     downcast_ns_timestamp_to_us: bool,
     missing: Mapping[int, Any],
+    extensions: Mapping[int, dict[bytes, bytes]],
 ) -> pa.RecordBatch:
     """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID.
-    ``missing`` has the values of columns that the file does not have."""
+    ``missing`` has the values of columns that the file does not have. ``extensions`` are those of
+    ``column_types``."""
     visitor = _Projection(
         file_schema,
         downcast_ns_timestamp_to_us,
         projected_missing_fields=dict(missing),
         allow_timestamp_tz_mismatch=True,
     )
+    visitor.extensions = extensions
     columns = visit_with_partner(wanted, batch, visitor, ArrowAccessor(file_schema))
     return pa.RecordBatch.from_struct_array(columns)
 
@@ -116,25 +166,37 @@ def check_arrow_schema(
     schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
 ) -> None:
     """Check that Arrow data can be written to a table of format version 3. Columns without field
-    IDs are matched by name. Arrow's nulls fit every optional type. Raises ValueError, and TypeError
-    for a type unknown to Iceberg."""
+    IDs are matched by name. Arrow's nulls fit every optional type, and the extension types of
+    geometries and variants fit these. Raises ValueError, and TypeError for a type unknown to
+    Iceberg."""
     provided = pa.schema(list(_with_typed_nulls(pa.struct(list(provided)), schema.as_struct())))
     # PyIceberg also prints the error. If two threads redirected at once, one would restore the
     # other's target, and standard output would be lost for good.
     with _redirecting, contextlib.redirect_stdout(io.StringIO()):
-        _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
+        _check_compatible(as_bytes(schema), provided, downcast_ns_timestamp_to_us, format_version=3)
 
 
-def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
+def _with_typed_nulls(source: pa.DataType, kind: IcebergType, path: str = "") -> pa.DataType:
     """Return an Arrow type in which nulls have the table's type. PyIceberg takes nulls without a
-    type for primitive types alone."""
+    type for primitive types alone. Geometries and variants become binary."""
     if pa.types.is_dictionary(source):
         source = source.value_type
+    if isinstance(kind, VariantType) and not pa.types.is_null(source):
+        if not _is_variant(source):
+            raise ValueError(
+                f"column {path!r} has variants: provide structs of the binary fields metadata and "
+                "value"
+            )
+        return pa.binary()
+    if isinstance(source, pa.BaseExtensionType) and source.extension_name == WKB:
+        return source.storage_type
     if pa.types.is_null(source) and not isinstance(kind, PrimitiveType):
-        return schema_to_pyarrow(kind, include_field_ids=False)
+        [field] = as_bytes(Schema(NestedField(1, "x", kind))).fields
+        return schema_to_pyarrow(field.field_type, include_field_ids=False)
 
     def typed(field: pa.Field, inner: IcebergType) -> pa.Field:
-        return field.with_type(_with_typed_nulls(field.type, inner))
+        inside = f"{path}.{field.name}".lstrip(".")
+        return field.with_type(_with_typed_nulls(field.type, inner, inside))
 
     if pa.types.is_struct(source) and isinstance(kind, StructType):
         kinds = {field.name: field.field_type for field in kind.fields}
@@ -146,6 +208,14 @@ def _with_typed_nulls(source: pa.DataType, kind: IcebergType) -> pa.DataType:
     if isinstance(kind, ListType) and (is_list or pa.types.is_fixed_size_list(source)):
         return pa.list_(typed(source.value_field, kind.element_type))
     return source
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    """Return whether this is the type of variants, as a struct or as an extension type."""
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == VARIANT:
+        kind = kind.storage_type
+    names = sorted(field.name for field in kind) if pa.types.is_struct(kind) else []
+    return names in (["metadata", "value"], ["metadata", "typed_value", "value"])
 
 
 def iceberg_schema(schema: Schema | pa.Schema) -> Schema:

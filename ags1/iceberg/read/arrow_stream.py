@@ -7,10 +7,9 @@ does not know the consumers.
 from __future__ import annotations
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from ..spec.column_types import as_stored
+from ..pyiceberg.arrow import arrow_schema
 
 
 class ArrowStream:
@@ -26,7 +25,7 @@ class ArrowStream:
 
     def __arrow_c_schema__(self) -> object:
         """Return the schema of the rows, without a look at a file."""
-        return schema_to_pyarrow(as_stored(self.projection())).__arrow_c_schema__()
+        return arrow_schema(self.projection()).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the rows as a stream. Each call reads them anew, while the consumer asks for them.

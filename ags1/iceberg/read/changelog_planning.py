@@ -100,9 +100,7 @@ class ChangelogPlanner(EncryptedPlanner):
             deletes, kind = (after, INSERT) if entry.status == ADDED else (before, DELETE)
             file = entry.file
             change = kind, ordinal, number
-            yield ChangelogScanTask(
-                file, deletes.of(entry), self.file_filter.residual(file), change
-            )
+            yield ChangelogScanTask(file, deletes.of(entry), self.row_filter, change)
         if not changed:
             return
         for entry in self._entries(m for m in manifests if not m.is_deletes):
@@ -113,8 +111,7 @@ class ChangelogPlanner(EncryptedPlanner):
             for kind, left_by, removed_by in ((DELETE, old, new - old), (INSERT, new, old - new)):
                 if removed_by:
                     change = kind, ordinal, number
-                    residual = self.file_filter.residual(file)
-                    yield ChangelogScanTask(file, left_by, residual, change, removed_by)
+                    yield ChangelogScanTask(file, left_by, self.row_filter, change, removed_by)
 
     def _add_deletes(
         self, manifests: Iterable[Manifest], number: int, before: DeleteIndex, after: DeleteIndex

@@ -27,7 +27,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import ALWAYS_TRUE, BaseScan
 from pyiceberg.table.metadata import TableMetadata
@@ -35,7 +34,8 @@ from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.types import NestedField
 
 from ...errors import MetadataIntegrityError
-from ..spec.column_types import as_stored, readable
+from ..pyiceberg.arrow import arrow_schema
+from ..spec.column_types import readable
 from ..spec.constants import CHANGE_ORDINAL_ID, CHANGE_TYPE_ID, COMMIT_SNAPSHOT_ID
 from .arrow_stream import ArrowStream
 from .changelog_planning import (
@@ -141,7 +141,7 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
         Raises as ``plan_files``. Reading the stream raises as that of ``EncryptedScan``,
         MetadataIntegrityError if a file was replaced meanwhile, and ValueError if a snapshot
         deletes two rows with the same identifiers."""
-        schema = schema_to_pyarrow(as_stored(self.projection()))
+        schema = arrow_schema(self.projection())
         batches = self._limited(self._changes(self._tasks()))
         rows = (batch.select(schema.names).cast(schema) for batch in batches)
         return pa.RecordBatchReader.from_batches(schema, rows)
@@ -244,7 +244,7 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
     def _cancelled(self, unit: list[ChangelogScanTask]) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a unit, without the rows that it deletes and inserts."""
         reader = self._reader(self._columns, self._early_filter())
-        schema = schema_to_pyarrow(reader.projected, include_field_ids=False)
+        schema = arrow_schema(reader.projected, include_field_ids=False)
         identifiers = [field.name for field in self._identifiers()]
         groups = list(_groups(unit))
         held: list[list[pa.RecordBatch]] | None = [[] for _ in groups]

@@ -20,8 +20,9 @@ from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
+from ...arrow_layouts import plain_schema
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
-from ..spec.column_types import as_stored, opaque_ids, readable
+from ..spec.column_types import OpaqueType, VariantType, as_stored, extensions, ids_of, readable
 from ..storage.table_files import TableFiles
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
 from .once import Once
@@ -74,7 +75,9 @@ class FileReader:
         self.threads = 1
         self._metadata = metadata
         self._projected = projected
-        self._opaque = opaque_ids(metadata.schemas)
+        self._opaque = ids_of(OpaqueType, metadata.schemas)
+        self._variants = ids_of(VariantType, metadata.schemas)
+        self._extensions = extensions(metadata.schemas)
         self._names = metadata.name_mapping()
         self._downcasts = bool(downcasts_ns_timestamps())
         self._table_columns: Once[frozenset[int], Schema] = Once(self._find_table_columns)
@@ -123,7 +126,9 @@ class FileReader:
         if same is not None and same.wanted is schema and same.stored.equals(batch.schema):
             columns = batch.columns[: len(same.projected)]
             return pa.RecordBatch.from_arrays(columns, schema=same.projected)
-        result = project(schema, rows.schema, batch, self._downcasts, rows.missing)
+        result = project(
+            schema, rows.schema, batch, self._downcasts, rows.missing, self._extensions
+        )
         # PyIceberg walks both schemas for each batch. With small files that takes a notable time.
         count = len(schema.fields)
         if (
@@ -153,27 +158,32 @@ class FileReader:
     def _find_table_columns(self, field_ids: frozenset[int]) -> Schema:
         columns: dict[int, NestedField] = {}
         others = sorted(self._metadata.schemas, key=lambda s: s.schema_id, reverse=True)
-        for schema in (self._projected, self._metadata.schema(), *others, _LINEAGE):
+        schemas = self._projected, self._metadata.schema(), *others, _LINEAGE
+        for schema in map(as_stored, schemas):
             for field in prune_columns(schema, set(field_ids), select_full_types=False).fields:
                 have = columns.get(field.field_id)
                 # If two versions of a column differ, take the one with more of the wanted fields.
                 if have is None or len(Schema(field).field_ids) > len(Schema(have).field_ids):
                     columns[field.field_id] = field
         any_column = readable(self._metadata.schema()).fields[:1]
-        return as_stored(Schema(*(columns.values() or any_column)))
+        return Schema(*columns.values()) if columns else as_stored(Schema(*any_column))
 
     def _find_file_columns(self, wanted: tuple[bytes, frozenset[int]]) -> FileColumns:
         """``wanted`` has the serialized Arrow schema of Parquet files, and the columns' IDs."""
         serialized, field_ids = wanted
+        stored = pa.ipc.read_schema(pa.py_buffer(serialized))
+        # A writer may have stored its own Arrow schema in the file.
+        plain = plain_schema(stored)
         schema = pyarrow_to_schema(
-            without_fields(pa.ipc.read_schema(pa.py_buffer(serialized)), self._opaque),
+            without_fields(plain, self._opaque, self._variants),
             self._names,
             downcast_ns_timestamp_to_us=self._downcasts,
             format_version=3,
         )
         columns = prune_columns(schema, set(field_ids), select_full_types=False)
         # The file may have none of these columns. Its rows still count, so one column is read.
-        return FileColumns(schema, columns if columns.fields else Schema(*schema.fields[:1]))
+        read = columns if columns.fields else Schema(*schema.fields[:1])
+        return FileColumns(schema, read, self._variants, plain != stored)
 
 
 def leaf_ids(schema: Schema) -> set[int]:

@@ -99,7 +99,8 @@ class _SqlRules(BooleanRewriter):
 
     def visit_unbound_predicate(self, predicate: ex.UnboundPredicate) -> ex.BooleanExpression:
         term = predicate.term.bind(self._schema, self._case_sensitive)
-        check_comparable(self._schema, term.ref().field)
+        is_value = not isinstance(predicate, ex.IsNull | ex.NotNull)
+        check_comparable(self._schema, term.ref().field, values=is_value)
         if isinstance(predicate, ex.LiteralPredicate):
             number = _number_in(predicate.literal, term.ref().field.field_type)
             if number is not None:

@@ -191,7 +191,8 @@ def _is_metadata(metadata: object) -> TypeGuard[dict[str, Any]]:
     if not isinstance(metadata, dict):
         return False
     properties = metadata.get("properties") or {}
-    lists = [metadata.get(name) or [] for name in ("snapshots", "encryption-keys")]
+    # Java refuses JSON's null as the list of keys, and takes it for a missing list of snapshots.
+    lists = [metadata.get("snapshots") or [], metadata.get("encryption-keys", [])]
     if not isinstance(properties, dict):
         return False
     if not all(isinstance(value, str) for value in properties.values()):

@@ -19,12 +19,15 @@ from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 
+from ...arrow_layouts import plain_batch
+from ...arrow_nested import with_child
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError
 from ...key_metadata import KeyMetadata
 from ...row_groups import row_group_starts
 from ..formats.avro import AvroFile, read_avro
 from ..formats.parquet_modules import check_algorithm
-from ..spec.column_types import WKB
+from ..formats.variants import whole
+from ..spec.column_types import WKB, variant_part_ids
 from ..spec.constants import PARQUET_FIELD_ID
 from ..storage.table_files import TableFiles
 from .records import ContentFile
@@ -34,16 +37,17 @@ _BUFFER_SIZE = 8 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileColumns:
-    """A file's ``schema``, and the columns of it that are ``read``. Compared by identity."""
+    """A file's ``schema``, the columns of it that are ``read``, the IDs of its ``variants``, and
+    whether Arrow reads columns of it as views. Compared by identity."""
 
     schema: Schema
     read: Schema
+    variants: frozenset[int] = frozenset()
+    has_views: bool = False
 
 
 class OpenParquet:
     """An open Parquet file, encrypted or not. ``columns_of`` is by the file's Arrow schema."""
-
-    can_filter = True
 
     def __init__(
         self,
@@ -69,10 +73,16 @@ class OpenParquet:
             with _arrow_errors(file):
                 self._fragment = parquet.make_fragment(self._stream)
                 self._physical = self._fragment.physical_schema
-            self.columns = columns_of(self._physical)
+            with _errors_of(file):
+                self.columns = columns_of(self._physical)
         except BaseException:
             self._stream.close()
             raise
+
+    @property
+    def can_filter(self) -> bool:
+        """Whether Arrow can filter the rows. It cannot compare views."""
+        return not self.columns.has_views
 
     def read(
         self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
@@ -93,9 +103,17 @@ class OpenParquet:
                 filter=row_filter,
             ).to_batches()
             stored: pa.Schema | None = None
-            for batch in batches:
-                stored = stored or without_fields(batch.schema, frozenset())
-                yield batch if stored == batch.schema else batch.cast(stored)
+            for batch in map(plain_batch, batches) if self.columns.has_views else batches:
+                stored = stored or without_fields(batch.schema, frozenset(), self.columns.variants)
+                yield batch if stored == batch.schema else self._as_stored(batch, stored)
+
+    def _as_stored(self, batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
+        with _errors_of(self._file):
+            columns = [
+                _stored_array(column, field, wanted, self.columns.variants)
+                for column, field, wanted in zip(batch.columns, batch.schema, stored, strict=True)
+            ]
+        return pa.RecordBatch.from_arrays(columns, schema=stored)
 
     def rows_before(self, offset: int) -> int:
         """Return how many rows are in the row groups that begin before ``offset``."""
@@ -147,34 +165,89 @@ class OpenAvro:
         self._stream.close()
 
 
-def without_fields(schema: pa.Schema, ids: frozenset[int]) -> pa.Schema:
+def without_fields(schema: pa.Schema, ids: frozenset[int], variants: frozenset[int]) -> pa.Schema:
     """Return the schema of a Parquet file without the fields with these IDs and without containers
-    that need them. Geometries, for which GeoArrow's libraries have a type, become bytes."""
-    kept = (_field_without(field, ids) for field in schema)
+    that need them. Geometries, for which GeoArrow's libraries have a type, become bytes. The fields
+    with the IDs ``variants`` become structs of metadata and value."""
+    kept = (_field_without(field, ids, variants) for field in schema)
     return pa.schema([field for field in kept if field is not None])
 
 
-def _field_without(field: pa.Field, ids: frozenset[int]) -> pa.Field | None:
-    if int((field.metadata or {}).get(PARQUET_FIELD_ID, -1)) in ids:
+def _field_without(
+    field: pa.Field, ids: frozenset[int], variants: frozenset[int]
+) -> pa.Field | None:
+    field_id = _id_of(field)
+    if field_id in ids:
         return None
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB:
         return field.with_type(kind.storage_type)
-    make: Callable[..., pa.DataType]
-    if pa.types.is_struct(kind):
-        parts, make = list(kind), lambda *fields: pa.struct(fields)
-    elif pa.types.is_map(kind):
-        parts, make = [kind.key_field, kind.item_field], pa.map_
-    elif pa.types.is_list(kind):
-        parts, make = [kind.value_field], pa.list_
-    elif pa.types.is_large_list(kind):
-        parts, make = [kind.value_field], pa.large_list
-    else:
+    if field_id in variants:
+        return field.with_type(_variant_type(kind, field_id))
+    parts, make = _parts(kind)
+    kept = [
+        part for part in (_field_without(part, ids, variants) for part in parts) if part is not None
+    ]
+    if make is None:
         return field
-    kept = [part for part in (_field_without(part, ids) for part in parts) if part is not None]
     if not kept or (len(kept) < len(parts) and not pa.types.is_struct(kind)):
         return None
     return field.with_type(make(*kept))
+
+
+def _id_of(field: pa.Field) -> int:
+    return int((field.metadata or {}).get(PARQUET_FIELD_ID, -1))
+
+
+def _parts(kind: pa.DataType) -> tuple[list[pa.Field], Callable[..., pa.DataType] | None]:
+    """Return the fields inside a type, and what makes a type from such fields."""
+    if pa.types.is_struct(kind):
+        return list(kind), lambda *fields: pa.struct(fields)
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field], pa.map_
+    if pa.types.is_list(kind):
+        return [kind.value_field], pa.list_
+    if pa.types.is_large_list(kind):
+        return [kind.value_field], pa.large_list
+    return [], None
+
+
+def _variant_type(kind: pa.DataType, field_id: int) -> pa.DataType:
+    """Return the type of a variant that ``whole`` makes, with IDs."""
+    if not pa.types.is_struct(kind):
+        raise FormatError("a variant's column in the file is no group")
+    made = whole(pa.array([], kind)).type
+    ids = zip(made, variant_part_ids(field_id), strict=True)
+    return pa.struct([f.with_metadata({PARQUET_FIELD_ID: str(i).encode()}) for f, i in ids])
+
+
+def _stored_array(
+    array: pa.Array, field: pa.Field, wanted: pa.Field, variants: frozenset[int]
+) -> pa.Array:
+    """Return a column as the field that ``without_fields`` makes of its own field."""
+    if field.equals(wanted, check_metadata=True):
+        return array
+    kind = array.type
+    if _id_of(field) in variants:
+        made = whole(array)
+        parts = [made.field(i) for i in range(2)]
+        mask = made.is_null() if made.null_count else None
+        return pa.StructArray.from_arrays(parts, fields=list(wanted.type), mask=mask)
+    inside = zip(_parts(kind)[0], _parts(wanted.type)[0], strict=True)
+    if pa.types.is_struct(kind):
+        columns = [_stored_array(array.field(i), *pair, variants) for i, pair in enumerate(inside)]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(columns, fields=list(wanted.type), mask=mask)
+    if pa.types.is_map(kind):
+        children = [array.keys, array.items]
+        pairs = zip(children, inside, strict=True)
+        arrays = [_stored_array(child, *pair, variants) for child, pair in pairs]
+        entries = pa.StructArray.from_arrays(arrays, fields=_parts(wanted.type)[0])
+        return with_child(array, wanted.type, entries)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        child = _stored_array(array.values, *next(inside), variants)
+        return with_child(array, wanted.type, child)
+    return array.cast(wanted.type)
 
 
 def _check_stored(stream: Any, km: KeyMetadata, file: ContentFile) -> None:

@@ -179,7 +179,7 @@ class EncryptedPlanner(ManifestPlanner):
             FileScanTask(
                 entry.data_file,
                 delete_files=deletes.of(entry),
-                residual=self.file_filter.residual(entry.data_file),
+                residual=self.row_filter,
             )
             for entry in data
         ]

@@ -39,11 +39,10 @@ from pyiceberg.expressions import (
     StartsWith,
 )
 from pyiceberg.expressions.visitors import bind
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from ..spec.column_types import as_stored
+from ..pyiceberg.arrow import arrow_schema
 from .scan import EncryptedIncrementalScan, EncryptedScan
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def scan_polars(source: Table | _Scan) -> polars.LazyFrame:
             "changes"
         )
     rows = _PolarsSource(scan)
-    empty = schema_to_pyarrow(as_stored(scan.projection())).empty_table()
+    empty = arrow_schema(scan.projection()).empty_table()
     return register_io_source(rows.read, schema=pl.DataFrame(empty).schema)
 
 
@@ -182,7 +181,7 @@ class _Translation:
             pl.Datetime("us"),
             pl.Datetime("us", "UTC"),
         }
-        arrow = schema_to_pyarrow(as_stored(projected)).empty_table()
+        arrow = arrow_schema(projected).empty_table()
         types = pl.DataFrame(arrow).schema
         # Filters name the table's current columns. Those of an old snapshot may be others.
         current = {field.name: field.field_id for field in self._schema.fields}

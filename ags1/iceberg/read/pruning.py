@@ -35,9 +35,8 @@ from pyiceberg.manifest import DataFile, ManifestFile, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from ..pyiceberg.expressions import BooleanRewriter, value_of_bound
-from ..pyiceberg.records import values_of
-from ..spec.column_types import UNITS_A_DAY
+from ..pyiceberg.expressions import value_of_bound
+from ..spec.column_types import UNITS_A_DAY, VariantType
 
 # True: for all rows. False: for no row. None: for some rows, or it is not known.
 Answer: TypeAlias = "bool | None"
@@ -71,7 +70,6 @@ class FileFilter:
         self._include_empty_files = include_empty_files
         self._top_level = {field.field_id for field in schema.fields}
         self._decisions: dict[tuple[int, int, str], _Decision] = {}
-        self._residuals: dict[tuple[Any, ...], ex.BooleanExpression] = {}
         # Raises the errors of the filter.
         visit(self._filter, _Decisions(self._bind, lambda _: bool))
 
@@ -90,14 +88,6 @@ class FileFilter:
         if file.record_count == 0:
             return None if self._include_empty_files else False
         return self._decision(self._filter, file.spec_id, "file")(file)
-
-    def residual(self, file: DataFile) -> ex.BooleanExpression:
-        """Return the part of the filter that a file's partition does not decide."""
-        key = file.spec_id, *values_of(file.partition)
-        if key not in self._residuals:
-            decision = partial(self._decision, spec_id=file.spec_id, source="partition")
-            self._residuals[key] = visit(self._filter, _Residual(decision, file))
-        return self._residuals[key]
 
     def _bind(self, predicate: ex.UnboundPredicate) -> ex.BooleanExpression:
         return predicate.bind(self._schema, case_sensitive=self._case_sensitive)
@@ -184,18 +174,6 @@ class _Decisions(BooleanExpressionVisitor[_Decision]):
         return self._judge(predicate)
 
 
-class _Residual(BooleanRewriter):
-    def __init__(self, decision: Callable[[Any], _Decision], file: DataFile) -> None:
-        self._decision = decision
-        self._file = file
-
-    def visit_unbound_predicate(self, predicate: ex.UnboundPredicate) -> ex.BooleanExpression:
-        answer = self._decision(predicate)(self._file)
-        if answer is None:
-            return predicate
-        return ex.AlwaysTrue() if answer else ex.AlwaysFalse()
-
-
 def _first(judges: Sequence[_Decision], source: Any) -> Answer:
     for judge in judges:
         answer = judge(source)
@@ -279,6 +257,8 @@ def _share(part: int | None, whole: int | None) -> Answer:
 
 
 def _bound(kind: Any, bound: bytes | None) -> Any:
+    if isinstance(kind, VariantType):
+        return None  # its bounds are those of fields inside
     # Java's older writers have NaN as a bound. All comparisons with it are false. What is no value
     # of the type (half a character, the bytes of another type) says nothing.
     try:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...arrow_nested import with_child
 from .deletes import comparable
 
 # Shape (rows, 2): a digest is two numbers of 64 bits.
@@ -65,8 +66,7 @@ def _encoded(column: pa.Array) -> pa.Array:
 def _encoded_lists(column: pa.Array) -> pa.Array:
     """Return lists or maps as binary: the number of values, and the encoded values."""
     if pa.types.is_map(column.type):
-        entries = pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])
-        column = column.cast(pa.list_(pa.field("entries", entries, nullable=False)))
+        column = with_child(column, pa.list_(column.values.type), column.values)
     lengths = pc.list_value_length(column).cast(pa.int64())
     values = _encoded(column.flatten())  # without those of null lists
     sizes = pc.binary_length(values).fill_null(0).to_numpy()

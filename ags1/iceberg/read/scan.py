@@ -14,15 +14,14 @@ from typing import TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, IncrementalAppendScan
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 
+from ..pyiceberg.arrow import arrow_schema
 from ..pyiceberg.scans import PlannedScan, appends_between
-from ..spec.column_types import as_stored
 from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles
 from .ahead import in_order, is_large, read_ahead
@@ -174,7 +173,7 @@ class ScanReader:
         limit: int | None,
         dictionary_columns: tuple[str, ...],
     ) -> None:
-        self.projected = as_stored(projected)
+        self.projected = projected
         self._limit = limit
         bound = bound_filter(row_filter, metadata.schema(), case_sensitive=case_sensitive)
         self._tasks = TaskReader(files, metadata, projected, bound, dictionary_columns)
@@ -306,7 +305,7 @@ def _reader(
 def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
     batches = list(reader.batches(tasks))
     if not batches:
-        return schema_to_pyarrow(reader.projected, include_field_ids=False).empty_table()
+        return arrow_schema(reader.projected, include_field_ids=False).empty_table()
     # The types of the files may differ, for example strings and large strings.
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     return pa.concat_tables(tables, promote_options="permissive")
@@ -315,7 +314,7 @@ def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
 def _batch_reader(
     reader: ScanReader, tasks: list[FileScanTask], dictionary_columns: tuple[str, ...] = ()
 ) -> pa.RecordBatchReader:
-    schema = schema_to_pyarrow(reader.projected)
+    schema = arrow_schema(reader.projected)
     batches = reader.batches(tasks, ahead=READ_AHEAD)
     if dictionary_columns:
         # Whether a column is encoded is known from the first batch.

@@ -108,7 +108,7 @@ class TaskReader:
                 schema = Schema(*schema.fields, *(METADATA_COLUMNS[i] for i in filtered))
                 metadata_ids |= filtered
             self._filter = RowFilter(row_filter, schema)
-            field_ids |= leaf_ids(prune_columns(schema, set(self._filter.field_ids)))
+            field_ids |= leaf_ids(as_stored(prune_columns(schema, set(self._filter.field_ids))))
         # Files may have columns of row lineage, but no other metadata column.
         self._field_ids = field_ids - METADATA_COLUMNS.keys() | metadata_ids & LINEAGE_IDS
         self._specs = metadata.specs()

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import FileScanTask, Table
 
-from ..spec.column_types import as_stored
+from ..pyiceberg.arrow import arrow_schema
 from .scan import EncryptedScan, rows_of_tasks
 
 # A plan has keys, so a worker keeps only the plans of the last scans that it has read.
@@ -83,7 +82,7 @@ class SentScan:
 
 
 def _schema(scan: EncryptedScan) -> pa.Schema:
-    return schema_to_pyarrow(as_stored(scan.projection()), include_field_ids=False)
+    return arrow_schema(scan.projection(), include_field_ids=False)
 
 
 def _partitions(tasks: Iterable[FileScanTask], most: int) -> Iterator[list[str]]:

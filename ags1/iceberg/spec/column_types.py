@@ -1,9 +1,10 @@
 """Types of columns that PyIceberg does not know, or that it spells differently from Java.
 
-A table's metadata may name any type: ``variant``, or one of a later version of the format. Such a
-column has an ``OpaqueType`` here, which keeps the type's JSON. So the table opens, its other
-columns are read and written, and the type is written back into metadata unchanged. Follows the
-Iceberg specification, "Schemas and Data Types" and "Appendix C". Knows nothing of files and keys.
+A table's metadata may name any type, also one of a later version of the format. Such a column has
+an ``OpaqueType`` here, which keeps the type's JSON. So the table opens, its other columns are read
+and written, and the type is written back into metadata unchanged. Variants are read and written,
+but PyIceberg does not know them. Follows the Iceberg specification, "Schemas and Data Types" and
+"Appendix C". Knows nothing of files and keys.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import model_serializer
+from pydantic import Field, model_serializer
 from pyiceberg import types
 from pyiceberg.conversions import from_json, to_json
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
@@ -36,14 +37,16 @@ UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
     types.TimestamptzNanoType: 86_400_000_000_000,
 }
 
-# GeoArrow's name of geometries in Arrow.
+# GeoArrow's name of geometries in Arrow, and Arrow's of variants, with the fields of their storage.
 WKB = "geoarrow.wkb"
+VARIANT = "arrow.parquet.variant"
+VARIANT_PARTS = ("metadata", "value")
 # Arrow reads the schemas of Parquet files to this depth.
 _MAX_PARQUET_DEPTH = 99
 # An error names at most this number of readable columns.
 _NAMED = 5
 
-_Change = Callable[[types.IcebergType], "types.IcebergType | None"]
+_Change = Callable[[types.NestedField], "types.IcebergType | None"]
 
 
 class OpaqueType(types.PrimitiveType):
@@ -77,14 +80,24 @@ class OpaqueType(types.PrimitiveType):
         return self.root
 
 
+class VariantType(types.PrimitiveType):
+    """The type ``variant``: values of any type, as JSON has them. A value is a struct of two binary
+    fields, ``metadata`` and ``value``, in the encoding of Parquet's specification. A filter can
+    only ask whether it is null."""
+
+    root: Literal["variant"] = Field(default="variant")
+
+
 # Defaults of such a column are kept as their JSON.
 @from_json.register(OpaqueType)
-def _(_: OpaqueType, value: Any) -> str:
+@from_json.register(VariantType)
+def _(_: types.IcebergType, value: Any) -> str:
     return json.dumps(value)
 
 
 @to_json.register(OpaqueType)
-def _(_: OpaqueType, value: str) -> Any:
+@to_json.register(VariantType)
+def _(_: types.IcebergType, value: str) -> Any:
     return json.loads(value)
 
 
@@ -129,6 +142,8 @@ def _with_types(kind: Any) -> Any:
 @functools.lru_cache(maxsize=1000)
 def primitive_type(kind: str) -> types.IcebergType:
     """Return the type of this name in metadata.json, or an ``OpaqueType``."""
+    if kind == "variant":
+        return VariantType()
     if match := _GEOMETRY.fullmatch(kind):
         return types.GeometryType(match[1])
     if match := _GEOGRAPHY.fullmatch(kind):
@@ -156,8 +171,12 @@ def check_readable(schema: Schema, way: str | None = None) -> None:
         )
 
 
-def check_comparable(schema: Schema, field: types.NestedField) -> None:
-    """Raise UnsupportedTypeError if a column of the schema has a type that no filter can use."""
+def check_comparable(schema: Schema, field: types.NestedField, *, values: bool) -> None:
+    """Raise UnsupportedTypeError if a column of the schema has a type that no filter can use, or
+    TypeError if the filter compares ``values`` of a type that has no order."""
+    if values and isinstance(field.field_type, VariantType):
+        name = schema.find_column_name(field.field_id)
+        raise TypeError(f"column {name!r} is a variant: a filter can only ask whether it is null")
     for opaque in _opaque([field]):
         raise UnsupportedTypeError(
             f"column {schema.find_column_name(opaque.field_id)!r} has type {opaque.field_type}, "
@@ -167,22 +186,24 @@ def check_comparable(schema: Schema, field: types.NestedField) -> None:
 
 def check_sources(fields: Iterable[Mapping[str, Any]], schema: Schema) -> None:
     """Raise UnsupportedTypeError if a field of a partition spec or sort order, as JSON, has an
-    opaque source column. A ``void`` field has no source."""
+    opaque source column or a variant. A ``void`` field has no source."""
     for field in fields:
         source_id = field.get("source-id")
         if source_id not in schema.field_ids or field.get("transform") == "void":
             continue
         kind = schema.find_type(source_id)
-        if isinstance(kind, OpaqueType):
+        if isinstance(kind, OpaqueType | VariantType):
             raise UnsupportedTypeError(
                 f"column {schema.find_column_name(source_id)!r} has type {kind}: no table can be "
                 "partitioned or sorted by it. Choose another column"
             )
 
 
-def readable(schema: Schema) -> Schema:
-    """Return the columns without those that are opaque, or that need an opaque part."""
-    return _of_types(schema, lambda kind: None if isinstance(kind, OpaqueType) else kind)
+def readable(schema: Schema, *, variants: bool = True) -> Schema:
+    """Return the columns without those that are opaque, or that need an opaque part. Without
+    ``variants``, these are left out too."""
+    left_out = OpaqueType if variants else (OpaqueType, VariantType)
+    return _of_types(schema, lambda f: None if isinstance(f.field_type, left_out) else f.field_type)
 
 
 def writable(schema: Schema, *, is_avro: bool) -> Schema:
@@ -222,7 +243,7 @@ def _depth(field: types.NestedField, is_avro: bool) -> int:
     kind = field.field_type
     is_double = field.optional if is_avro else isinstance(kind, types.ListType | types.MapType)
     if isinstance(kind, types.PrimitiveType):
-        return 1 + is_double
+        return 1 + is_double + isinstance(kind, VariantType)
     return 1 + is_double + max((_depth(part, is_avro) for part in _parts(kind)), default=0)
 
 
@@ -235,7 +256,8 @@ def check_writable(schema: Schema, *, is_avro: bool) -> None:
 
 
 def _writable(schema: Schema, is_avro: bool) -> Schema:
-    def written(kind: types.IcebergType) -> types.IcebergType | None:
+    def written(field: types.NestedField) -> types.IcebergType | None:
+        kind = field.field_type
         # Arrow writes only spherical edges to Parquet.
         fits_arrow = not isinstance(kind, types.GeographyType) or kind.algorithm == "spherical"
         return None if isinstance(kind, OpaqueType) or not (is_avro or fits_arrow) else kind
@@ -255,30 +277,91 @@ def _format(is_avro: bool) -> str:
 
 
 def as_stored(schema: Schema) -> Schema:
-    """Return the schema with the types that values have in Arrow: geometries are their WKB."""
-    is_wkb = (types.GeometryType, types.GeographyType)
-    return _of_types(schema, lambda kind: types.BinaryType() if isinstance(kind, is_wkb) else kind)
+    """Return the schema with the types that values have in Arrow. Geometries are their WKB. A
+    variant is a struct, whose fields have negative ids."""
+
+    def stored(field: types.NestedField) -> types.IcebergType:
+        if isinstance(field.field_type, VariantType):
+            ids = variant_part_ids(field.field_id)
+            parts = zip(ids, VARIANT_PARTS, strict=True)
+            return types.StructType(
+                *(
+                    types.NestedField(i, name, types.BinaryType(), required=True)
+                    for i, name in parts
+                )
+            )
+        return field.field_type
+
+    return as_bytes(_of_types(schema, stored))
+
+
+def as_bytes(schema: Schema) -> Schema:
+    """Return the schema with geometries and variants as binary."""
+    kinds, binary = types.GeometryType | types.GeographyType | VariantType, types.BinaryType()
+    return _of_types(schema, lambda f: binary if isinstance(f.field_type, kinds) else f.field_type)
+
+
+def variant_part_ids(field_id: int) -> tuple[int, int]:
+    """Return the ids that the two parts of a variant column have here; in files they have none. No
+    id is -1, which a field of a file without an id has here."""
+    return -2 * field_id - 2, -2 * field_id - 3
+
+
+def extensions(schemas: Iterable[Schema]) -> dict[int, dict[bytes, bytes]]:
+    """Return what Arrow names the extension types of geometries and variants with, by field ID: the
+    metadata of a field, as Arrow has it for types without a class. (If Python has a class of the
+    name for variants, Arrow's writer of Parquet crashes. It takes the class for one of C++.)"""
+    kinds = types.GeometryType, types.GeographyType, VariantType
+    return {
+        field.field_id: {
+            b"ARROW:extension:name": (
+                VARIANT if field.field_type == VariantType() else WKB
+            ).encode(),
+            b"ARROW:extension:metadata": geoarrow_text(field.field_type).encode(),
+        }
+        for schema in schemas
+        for field in _fields_of(kinds, schema.fields)
+    }
+
+
+def geoarrow_text(kind: types.IcebergType) -> str:
+    """Return GeoArrow's metadata of a type of geometries; nothing for another type."""
+    if not isinstance(kind, types.GeometryType | types.GeographyType):
+        return ""
+    edges = {"edges": kind.algorithm} if isinstance(kind, types.GeographyType) else {}
+    return json.dumps({"crs": kind.crs, **edges})
+
+
+def is_stored_variant(kind: types.IcebergType) -> bool:
+    """Return whether ``as_stored`` has made a type from a variant."""
+    return isinstance(kind, types.StructType) and any(f.field_id < 0 for f in kind.fields)
 
 
 def without_uuids(schema: Schema) -> Schema:
     """Return the schema with ``fixed[16]`` for UUIDs."""
-    fixed = types.FixedType(16)
-    return _of_types(schema, lambda kind: fixed if isinstance(kind, types.UUIDType) else kind)
+    fixed, uuid = types.FixedType(16), types.UUIDType
+    return _of_types(schema, lambda f: fixed if isinstance(f.field_type, uuid) else f.field_type)
 
 
-def opaque_ids(schemas: Iterable[Schema]) -> frozenset[int]:
-    """Return the ids of the fields, elements, keys and values of types that are not known."""
-    return frozenset(field.field_id for schema in schemas for field in _opaque(schema.fields))
+def ids_of(kind: type[types.IcebergType], schemas: Iterable[Schema]) -> frozenset[int]:
+    """Return the ids of the fields, elements, keys and values of a type."""
+    return frozenset(f.field_id for schema in schemas for f in _fields_of(kind, schema.fields))
 
 
 def _opaque(fields: Iterable[types.NestedField]) -> Iterator[types.NestedField]:
-    """Yield the opaque fields, also those inside the fields."""
+    return _fields_of(OpaqueType, fields)
+
+
+def _fields_of(
+    wanted: type | tuple[type, ...], fields: Iterable[types.NestedField]
+) -> Iterator[types.NestedField]:
+    """Yield the fields of primitive types, also those inside the fields."""
     for field in fields:
         kind = field.field_type
-        if isinstance(kind, OpaqueType):
+        if isinstance(kind, wanted):
             yield field
         elif not isinstance(kind, types.PrimitiveType):
-            yield from _opaque(_parts(kind))
+            yield from _fields_of(wanted, _parts(kind))
 
 
 def _parts(kind: types.IcebergType) -> tuple[types.NestedField, ...]:
@@ -302,15 +385,16 @@ def _of_types(schema: Schema, change: _Change) -> Schema:
 
 
 def _of_type(field: types.NestedField, change: _Change) -> types.NestedField | None:
-    kind = _changed(field.field_type, change)
+    kind = _changed(field, change)
     if kind is field.field_type:
         return field
     return None if kind is None else field.model_copy(update={"field_type": kind})
 
 
-def _changed(kind: types.IcebergType, change: _Change) -> types.IcebergType | None:
+def _changed(field: types.NestedField, change: _Change) -> types.IcebergType | None:
+    kind = field.field_type
     if isinstance(kind, types.PrimitiveType):
-        return change(kind)
+        return change(field)
     parts = _parts(kind)
     changed = [_of_type(part, change) for part in parts]
     if all(new is old for new, old in zip(changed, parts, strict=True)):

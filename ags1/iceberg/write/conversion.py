@@ -14,11 +14,11 @@ follows the Iceberg specification, "Default values" and "Schema Evolution". It d
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.types import (
@@ -36,12 +36,15 @@ from pyiceberg.types import (
 )
 
 from ...arrow_nested import compacted, with_child
-from ...errors import UnsupportedTypeError
+from ...errors import FormatError, UnsupportedTypeError
+from ..formats.variants import whole
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
-from ..spec.column_types import WKB, as_stored, writable
+from ..spec.column_types import VARIANT_PARTS, WKB, VariantType, geoarrow_text, writable
 from ..spec.constants import PARQUET_FIELD_ID
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
+
+_VARIANT = pa.struct([pa.field(name, pa.large_binary(), nullable=False) for name in VARIANT_PARTS])
 
 
 class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
@@ -51,11 +54,6 @@ class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has n
     def __init__(self, text: str) -> None:
         self._text = text
         super().__init__(pa.large_binary(), WKB)
-
-    @classmethod
-    def of(cls, kind: GeometryType | GeographyType) -> _WellKnownBinary:
-        edges = {"edges": kind.algorithm} if isinstance(kind, GeographyType) else {}
-        return cls(json.dumps({"crs": kind.crs, **edges}))
 
     def __arrow_ext_serialize__(self) -> bytes:
         return self._text.encode()
@@ -141,7 +139,11 @@ class RowConversion:
             ):
                 # PyIceberg accepts text as bytes.
                 raise ValueError(f"column {path!r} has geometries: provide them as WKB, in bytes")
-            return pa.large_binary() if self._keep_unknown else _WellKnownBinary.of(kind)
+            return (
+                pa.large_binary() if self._keep_unknown else _WellKnownBinary(geoarrow_text(kind))
+            )
+        if isinstance(kind, VariantType):
+            return _VARIANT
         return schema_to_pyarrow(kind)
 
     def _arrow_field(self, field: NestedField, source: pa.Field | None, path: str) -> pa.Field:
@@ -218,6 +220,8 @@ class RowConversion:
             return values
         if pa.types.is_null(values.type):
             return pa.nulls(len(values), target)
+        if isinstance(kind, VariantType):
+            return _variants(values, path)
         if isinstance(kind, UUIDType):
             return target.wrap_array(values)
         if isinstance(values, pa.ExtensionArray):
@@ -231,6 +235,25 @@ class RowConversion:
             return values.cast(target, safe=is_safe)
         except pa.ArrowInvalid as error:
             raise ValueError(f"column {path!r}: {error}") from None
+
+
+def _variants(values: pa.Array, path: str) -> pa.StructArray:
+    """Return variants in the form in which they are written. Raises ValueError for others."""
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    try:
+        made = whole(values)
+    except FormatError as error:
+        raise ValueError(f"column {path!r}: {error}") from None
+    parts = [pc.struct_field(made, name).cast(pa.large_binary()) for name in VARIANT_PARTS]
+    heads = pc.binary_slice(parts[0], 0, 1).unique().drop_null().to_pylist()
+    # The lower half of the first byte is the version of the encoding.
+    if any(not head or head[0] & 0x0F != 1 for head in heads):
+        raise ValueError(f"column {path!r}: a variant's metadata is not of version 1")
+    if pc.min(pc.binary_length(parts[1])).as_py() == 0:
+        raise ValueError(f"column {path!r}: a variant's value is empty")
+    mask = made.is_null() if made.null_count else None
+    return pa.StructArray.from_arrays(parts, fields=list(_VARIANT), mask=mask)
 
 
 def as_batches(data: Rows) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
@@ -290,10 +313,7 @@ def _check(schema: Schema, provided: pa.Schema) -> bool:
     names = [field.name for field in provided]
     if len(set(names)) < len(names):
         raise ValueError("two columns of the data have the same name")
-    wanted = as_stored(_with_defaults_optional(schema))
-    provided = pa.schema(
-        [f.with_type(f.type.storage_type) if _is_wkb(f.type) else f for f in provided]
-    )
+    wanted = _with_defaults_optional(schema)
     try:
         check_arrow_schema(wanted, provided, downcast_ns_timestamp_to_us=False)
     except ValueError:
@@ -359,11 +379,6 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
-
-
-def _is_wkb(kind: pa.DataType) -> bool:
-    """Return whether this is the extension type of GeoArrow's libraries for geometries."""
-    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB
 
 
 def _join(path: str, name: str) -> str:

@@ -25,7 +25,9 @@ from ...arrow_nested import for_parquet
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..formats.avro_writer import AvroFileWriter
+from ..formats.parquet_variants import AnnotatedFile
 from ..read.records import DATA, ContentFile
+from ..spec.column_types import VariantType, ids_of
 from ..storage.output import TableOutput
 from .metrics import MetricsCollector
 from .plan import WritePlan
@@ -156,10 +158,12 @@ class _ParquetContent:
     def __init__(
         self, plan: WritePlan, file: BinaryIO, km: KeyMetadata, schema: pa.Schema, rows: pa.Table
     ) -> None:
+        variants = ids_of(VariantType, [plan.schema])
+        self._annotated = AnnotatedFile(file, km, variants) if variants else None
         self._file = file
         self._km = km
         self._writer = pq.ParquetWriter(
-            file,
+            self._annotated or file,
             schema,
             encryption_properties=create_encryption_properties(
                 km.encryption_key, aad_prefix=km.aad_prefix, store_aad_prefix=False
@@ -178,7 +182,11 @@ class _ParquetContent:
         self._writer.write_table(for_parquet(rows), row_group_size=rows.num_rows)
 
     def close(self, metrics: MetricsCollector) -> _Finished:
+        if self._annotated is not None:
+            self._annotated.hold()
         self._writer.close()
+        if self._annotated is not None:
+            self._annotated.finish()
         footer: pq.FileMetaData = self._writer.writer.metadata
         metrics.add_parquet_footer(footer)
         return self._km.with_file_length(self._file.tell()), _split_offsets(footer)

@@ -6,7 +6,7 @@ default the first hundred columns, and always the sorted columns). What a metric
 
                     Parquet                                    Avro
     column sizes    footer                                     none
-    values, nulls   footer; geometries here                    counted here
+    values, nulls   footer; geometries, variants here          counted here
     NaNs            counted here                               counted here
     bounds          footer; here if a value exceeds 4 KiB      compared here
 
@@ -30,6 +30,8 @@ from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, match_metrics_mod
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
+
+from ..spec.column_types import VARIANT_PARTS, VariantType
 
 _DEFAULT = "write.metadata.metrics.default"
 _OF_COLUMN = "write.metadata.metrics.column."
@@ -77,8 +79,9 @@ class _Leaf:
 
     @property
     def is_counted_by_parquet(self) -> bool:
-        """Whether a Parquet footer has the number of its nulls. It has none for geometries."""
-        return not isinstance(self.kind, types.GeometryType | types.GeographyType)
+        """Whether a Parquet footer has the number of its nulls. It has none for geometries, and
+        variants are groups."""
+        return not isinstance(self.kind, types.GeometryType | types.GeographyType | VariantType)
 
     @property
     def is_float(self) -> bool:
@@ -135,8 +138,14 @@ class MetricsCollector:
         sizes: dict[int, int] = {}
         boundless: set[int] = set()
         for group in map(footer.row_group, range(footer.num_row_groups)):
-            for position, leaf in enumerate(self._leaves):
+            position = 0
+            for leaf in self._leaves:
+                if isinstance(leaf.kind, VariantType):
+                    # Its parts have no field ids, so Java has no sizes of them.
+                    position += len(VARIANT_PARTS)
+                    continue
                 self._add_chunk(leaf, group.column(position), sizes, boundless)
+                position += 1
         self._sizes = sizes
         for field_id in boundless - self._measured:
             self._lower.pop(field_id, None)
