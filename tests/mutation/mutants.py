@@ -332,12 +332,12 @@ faults(
         "the block size of the header wins over the one that is asked for",
     ),
     (
-        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
-        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 3):",
+        "    if file_size < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
+        "    if file_size < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 3):",
         "three letters of the magic do",
     ),
     (
-        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
+        "    if file_size < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
         "    if memcmp(at, MAGIC, 4):",
         "a file without a block has one",
     ),
