@@ -51,6 +51,8 @@ cdef enum:
     # draws at most 64 KiB in one call.
     SHARE_SIZE = 1 << 20
     MAX_SHARE = 1024
+    # How much of the next message is read while the CPU works on one.
+    FETCH_SIZE = 16 << 10
     # What a message costs besides its bytes, as so many bytes.
     MESSAGE_COST = 2048
     # Longer key metadata is opened as a ``KeyMetadata``. Other writers of AGS1 make less.
@@ -208,8 +210,20 @@ cdef class Messages:
         return 0
 
 
-cdef extern from "Python.h":
+cdef extern from *:
+    """
+    #define ags1_prefetch(at) __builtin_prefetch(at)
+    """
+    void prefetch "ags1_prefetch"(const void *at) nogil
     Py_ssize_t PY_SSIZE_T_MAX
+
+
+cdef inline void fetch_next(const Message *message) noexcept nogil:
+    """Have the CPU read the beginning of a message meanwhile. It does not see by itself that one
+    message follows the other."""
+    cdef Py_ssize_t at, size = min(message.size, <Py_ssize_t>FETCH_SIZE)
+    for at in range(0, size, 64):
+        prefetch(message.at + at)
 
 
 cdef bytes take_format(const ArrowSchema *schema):
@@ -536,6 +550,8 @@ cdef class SealColumn(ColumnBatch):
             return i
         while i < end:
             message = self._input._messages + i
+            if i + 1 < end:
+                fetch_next(message + 1)
             if message.size >= 0:
                 out = self.sealed._data + self.sealed.offset(i)
                 aad_prefix = fresh + self._key_size
@@ -627,6 +643,8 @@ cdef class OpenColumn(ColumnBatch):
         cdef Message *packed
         while i < end:
             message, packed = self._input._messages + i, self._key_metadata._messages + i
+            if i + 1 < end:
+                fetch_next(message + 1)
             if message.size >= 0:
                 if message.text_size < 0 or packed.size > USUAL_METADATA_SIZE:
                     break
