@@ -26,7 +26,7 @@ from ags1._gcm cimport (
     GcmContext, check_key_size, draw, free_context, keyed_context, libcrypto_error, open_run,
     seal_run, wipe,
 )
-from ags1._messages cimport Batch, put_header, stated_sizes
+from ags1._messages cimport Batch, fetch, put_header, stated_sizes
 from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
 from arrow_c cimport (
     ARROW_FLAG_NULLABLE, ArrowArray, ArrowArrayStream, ArrowSchema, read_int32, read_int64,
@@ -49,10 +49,8 @@ cdef enum:
     FRESH_SIZE = MAX_KEY_SIZE + AAD_PREFIX_SIZE + NONCE_SIZE
     # A thread takes so many bytes at a time, at most so many messages. OpenSSL's FIPS provider
     # draws at most 64 KiB in one call.
-    SHARE_SIZE = 1 << 20
+    SHARE_SIZE = 2 << 20
     MAX_SHARE = 1024
-    # How much of the next message is read while the CPU works on one.
-    FETCH_SIZE = 16 << 10
     # What a message costs besides its bytes, as so many bytes.
     MESSAGE_COST = 2048
     # Longer key metadata is opened as a ``KeyMetadata``. Other writers of AGS1 make less.
@@ -210,20 +208,8 @@ cdef class Messages:
         return 0
 
 
-cdef extern from *:
-    """
-    #define ags1_prefetch(at) __builtin_prefetch(at)
-    """
-    void prefetch "ags1_prefetch"(const void *at) nogil
+cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
-
-
-cdef inline void fetch_next(const Message *message) noexcept nogil:
-    """Have the CPU read the beginning of a message meanwhile. It does not see by itself that one
-    message follows the other."""
-    cdef Py_ssize_t at, size = min(message.size, <Py_ssize_t>FETCH_SIZE)
-    for at in range(0, size, 64):
-        prefetch(message.at + at)
 
 
 cdef bytes take_format(const ArrowSchema *schema):
@@ -551,7 +537,7 @@ cdef class SealColumn(ColumnBatch):
         while i < end:
             message = self._input._messages + i
             if i + 1 < end:
-                fetch_next(message + 1)
+                fetch(message[1].at, message[1].size)
             if message.size >= 0:
                 out = self.sealed._data + self.sealed.offset(i)
                 aad_prefix = fresh + self._key_size
@@ -644,7 +630,7 @@ cdef class OpenColumn(ColumnBatch):
         while i < end:
             message, packed = self._input._messages + i, self._key_metadata._messages + i
             if i + 1 < end:
-                fetch_next(message + 1)
+                fetch(message[1].at, message[1].size)
             if message.size >= 0:
                 if message.text_size < 0 or packed.size > USUAL_METADATA_SIZE:
                     break

@@ -437,6 +437,8 @@ cdef class SealBatch(MessageBatch):
         cdef Message *m
         for i in range(count):
             m = share + i
+            if i + 1 < count:
+                fetch(m[1].view.buf, m[1].view.len)
             context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)
             if context == NULL or seal_run(
                 context, <const unsigned char *>m.view.buf, m.block_size, m.out + HEADER_SIZE,
@@ -503,6 +505,8 @@ cdef class OpenBatch(MessageBatch):
         cdef Message *m
         for i in range(count):
             m = share + i
+            if i + 1 < count:
+                fetch(m[1].view.buf, m[1].view.len)
             if m.out == NULL:
                 continue
             context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)
