@@ -76,7 +76,7 @@ cdef enum:
     # The most messages that are prepared with the GIL before they are encrypted without it.
     MAX_SHARE = 256
     # Memory for results is reserved in pieces of this size. For fewer bytes, it is not worth it.
-    RESERVE_SIZE = 16 << 20
+    RESERVE_SIZE = 20 << 20
     LEAST_RESERVE_SIZE = 4 << 20
 
 
