@@ -323,8 +323,8 @@ cdef void *new_buffer(Py_ssize_t size) noexcept nogil:
 
 
 cdef class Column:
-    """An Arrow array of type binary (or, if it is too large for that, large_binary). It is wiped
-    when it is freed, unless it is ``finished`` and no secret."""
+    """An Arrow array of type binary, or large_binary if it is too large for that. A secret one is
+    wiped when the last user of its memory has left."""
 
     cdef Memory *_memory
     cdef unsigned char *_data
@@ -336,7 +336,9 @@ cdef class Column:
         if self._memory != NULL:
             leave(self._memory)
 
-    cdef int start(self, Py_ssize_t count, Py_ssize_t size, bint is_large, bint has_nulls) except -1:
+    cdef int start(
+        self, Py_ssize_t count, Py_ssize_t size, bint is_large, bint has_nulls, bint is_secret
+    ) except -1:
         """Take memory for ``count`` messages of ``size`` bytes in all."""
         self._is_large = is_large or size > INT32_MAX
         self._count = count
@@ -344,7 +346,7 @@ cdef class Column:
         if self._memory == NULL:
             raise MemoryError
         self._memory.users = 1
-        self._memory.is_secret = True
+        self._memory.is_secret = is_secret
         if has_nulls:
             self._memory.buffers[0] = new_buffer((count + 7) // 8)
             if self._memory.buffers[0] == NULL:
@@ -505,9 +507,9 @@ cdef class SealColumn(ColumnBatch):
                 sealed_size += file_size
                 metadata_size += size_of_metadata(self._key_size, file_size)
         self.sealed = Column()
-        self.sealed.start(messages.count, sealed_size, messages.is_large, has_nulls)
+        self.sealed.start(messages.count, sealed_size, messages.is_large, has_nulls, False)
         self.key_metadata = Column()
-        self.key_metadata.start(messages.count, metadata_size, False, has_nulls)
+        self.key_metadata.start(messages.count, metadata_size, False, has_nulls, True)
         sealed_size = metadata_size = 0
         for i in range(messages.count):
             message = messages._messages + i
@@ -524,7 +526,6 @@ cdef class SealColumn(ColumnBatch):
     @property
     def results(self):
         """The two columns, when no message has failed."""
-        self.sealed._memory.is_secret = False
         return self.sealed, self.key_metadata
 
     cdef Py_ssize_t run(self, Py_ssize_t i, Py_ssize_t end, unsigned char *fresh) noexcept nogil:
@@ -606,7 +607,7 @@ cdef class OpenColumn(ColumnBatch):
                 f"message {mismatch}: of the message and its key metadata, only one is null"
             )
         self.plaintext = Column()
-        self.plaintext.start(sealed.count, size, sealed.is_large, has_nulls)
+        self.plaintext.start(sealed.count, size, sealed.is_large, has_nulls, True)
         size = 0
         for i in range(sealed.count):
             message = sealed._messages + i
@@ -617,7 +618,7 @@ cdef class OpenColumn(ColumnBatch):
 
     @property
     def results(self):
-        """The column of plaintexts, when no message has failed."""
+        """The column of plaintexts, when no message has failed. It is the caller's from then on."""
         self.plaintext._memory.is_secret = False
         return self.plaintext
 
