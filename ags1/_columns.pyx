@@ -150,8 +150,8 @@ cdef class Messages:
                 schema.release(&schema)
         if failed:
             error = stream.get_last_error(stream)
-            reason = (<bytes>error).decode("utf-8", "replace") if error != NULL else f"error {failed}"
-            raise FormatError(f"the Arrow stream failed: {reason}")
+            reason = b"error %d" % failed if error == NULL else <bytes>error
+            raise FormatError(f"the Arrow stream failed: {reason.decode('utf-8', 'replace')}")
 
     cdef int _add(self, ArrowSchema *schema, ArrowArray *array, list sizes) except -1:
         """Add the messages of one array. ``sizes`` are those of its buffers (bytes), or None."""

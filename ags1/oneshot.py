@@ -203,9 +203,7 @@ def decrypt_many(
     threads: int | None = ...,
     trust_file_size: bool = ...,
 ) -> list[bytes]: ...
-def decrypt_many(
-    sealed: Any, *, threads: int | None = None, trust_file_size: bool = False
-) -> Any:
+def decrypt_many(sealed: Any, *, threads: int | None = None, trust_file_size: bool = False) -> Any:
     """Decrypt each pair of an AGS1 file and its key metadata, as ``decrypt`` does. ``sealed`` is
     what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``. Order, threads and
     failures are as in ``encrypt_many``, and errors as in ``decrypt``.

@@ -101,7 +101,8 @@ def test_columns_are_read_by_others_and_come_back(name: str, form: str) -> None:
 def test_messages_of_several_blocks() -> None:
     messages = [reference.pattern(size) for size in (MIB, 3 * MIB + 5, 0, MIB + 1)]
     sealed, keys = ags1.encrypt_many(pa.array(messages))
-    pairs = list(zip(sealed.to_pylist(), map(KeyMetadata.from_bytes, keys.to_pylist())))
+    kms = [KeyMetadata.from_bytes(stored) for stored in keys.to_pylist()]
+    pairs = list(zip(sealed.to_pylist(), kms, strict=True))
     assert ags1.decrypt_many(pairs) == messages
     assert ags1.decrypt_many((sealed, keys), threads=2).to_pylist() == messages
 
@@ -120,7 +121,8 @@ def test_columns_of_other_writers_are_read() -> None:
     pairs.append((layout.build_header(MIB), KeyMetadata(bytes(16), None, 8)))
     assert ags1.decrypt_many(columns_of(pairs), threads=3).to_pylist() == [*texts, b""]
     sealed, keys = columns_of(pairs[:3])
-    newer = pa.array([stored + b"\0" for stored in keys.to_pylist()])  # one more field, which is null
+    # With one more field, which is null.
+    newer = pa.array([stored + b"\0" for stored in keys.to_pylist()])
     assert ags1.decrypt_many((sealed, newer)).to_pylist() == texts[:3]
     unknown = columns_of([(data, KeyMetadata(km.encryption_key)) for data, km in pairs[:1]])
     assert ags1.decrypt_many(unknown, trust_file_size=True).to_pylist() == texts[:1]
@@ -159,7 +161,7 @@ def test_columns_that_do_not_fit_together_are_refused() -> None:
     sealed, keys = ags1.encrypt_many(pa.array([b"a", None, b"c"]))
     with pytest.raises(ValueError, match="3 messages, and key metadata for 2"):
         ags1.decrypt_many((sealed, keys[:2]))
-    with pytest.raises(ValueError, match="message 1: .* null"):
+    with pytest.raises(ValueError, match=r"message 1: .* null"):
         ags1.decrypt_many((sealed, keys.fill_null(b"")))
     for column in (
         pa.array([1]),
