@@ -128,6 +128,9 @@ def test_columns_of_other_writers_are_read() -> None:
     assert ags1.decrypt_many(unknown, trust_file_size=True).to_pylist() == texts[:1]
     with pytest.raises(ags1.MissingFileLengthError, match=r"^message 0: "):
         ags1.decrypt_many(unknown)
+    data, km = pairs[148]  # blocks of 49 bytes, of which the last has one
+    with pytest.raises(ags1.TruncatedError, match=r"^message 0: "):
+        ags1.decrypt_many(columns_of([(data[:-29], km)]))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -149,6 +152,7 @@ def test_the_first_message_that_fails_is_named(bad: set[int], threads: int) -> N
             (b"", stored[0], ags1.TruncatedError),
             (good, stored[0][:-1], ags1.KeyMetadataError),
             (good, stored[0][:-1] + bytes([stored[0][-1] | 0x80, 0]), ags1.KeyMetadataError),
+            (good, stored[0] + b"x", ags1.KeyMetadataError),
             (good, b"", ags1.KeyMetadataError),
             (good, stored[1], ags1.AuthenticationError),
         ):
