@@ -31,7 +31,7 @@ from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
 from arrow_c cimport (
     ARROW_FLAG_NULLABLE, ArrowArray, ArrowArrayStream, ArrowSchema, read_int32, read_int64,
 )
-from atomics cimport atomic_join, atomic_leave
+from atomics cimport atomic_join, atomic_leave, atomic_put, atomic_take
 
 import sys
 
@@ -51,6 +51,10 @@ cdef enum:
     # draws at most 64 KiB in one call.
     SHARE_SIZE = 2 << 20
     MAX_SHARE = 1024
+    # A buffer for results begins so many bytes after its block.
+    BLOCK_START = 64
+    LEAST_KEPT_SIZE = 4 << 20
+    MOST_KEPT_SIZE = 64 << 20
     # What a message costs besides its bytes, as so many bytes.
     MESSAGE_COST = 2048
     # Longer key metadata is opened as a ``KeyMetadata``. Other writers of AGS1 make less.
@@ -308,18 +312,41 @@ cdef void leave(Memory *memory) noexcept nogil:
     if memory.is_secret and memory.buffers[2] != NULL:
         wipe(memory.buffers[2], memory.size)
     for i in range(3):
-        free(memory.buffers[i])
+        free_buffer(<char *>memory.buffers[i])
     free(memory)
 
 
+# The last large buffer that was freed. The pages of a fresh one cost as much as AES, and two
+# threads wait for each other when they ask for them. Its room (bytes) stands at its beginning.
+cdef void *idle_block
+
+
 cdef void *new_buffer(Py_ssize_t size) noexcept nogil:
-    cdef void *buffer = NULL
-    cdef Py_ssize_t room = max(size + 63 & ~63, 64)
-    if posix_memalign(&buffer, 64, room):
-        return NULL
-    want_huge_pages(buffer, room)
-    memset(<char *>buffer + size, 0, room - size)
-    return buffer
+    cdef void *block = NULL
+    cdef Py_ssize_t room = BLOCK_START + max(size + 63 & ~63, 64)
+    if room >= LEAST_KEPT_SIZE:
+        block = atomic_take(&idle_block)
+        if block != NULL and not room <= (<Py_ssize_t *>block)[0] <= 2 * room:
+            free(block)
+            block = NULL
+    if block == NULL:
+        if posix_memalign(&block, 64, room):
+            return NULL
+        want_huge_pages(block, room)
+        (<Py_ssize_t *>block)[0] = room
+    memset(<char *>block + BLOCK_START + size, 0, room - BLOCK_START - size)
+    return <char *>block + BLOCK_START
+
+
+cdef void free_buffer(char *buffer) noexcept nogil:
+    cdef void *block
+    if buffer == NULL:
+        return
+    block = buffer - BLOCK_START
+    if not LEAST_KEPT_SIZE <= (<Py_ssize_t *>block)[0] <= MOST_KEPT_SIZE or (
+        not atomic_put(&idle_block, block)
+    ):
+        free(block)
 
 
 cdef class Column:

@@ -107,6 +107,19 @@ def test_messages_of_several_blocks() -> None:
     assert ags1.decrypt_many((sealed, keys), threads=2).to_pylist() == messages
 
 
+def test_large_results_do_not_share_memory() -> None:
+    """The memory of a large result is used again when it was freed."""
+    columns = [pa.array([bytes([n]) * 1000] * 6000) for n in range(4)]
+    sealed = [ags1.encrypt_many(column) for column in columns]
+    for _ in range(3):
+        opened = [ags1.decrypt_many(pair) for pair in sealed]
+        sealed[0] = ags1.encrypt_many(columns[0])
+        assert opened == columns
+        del opened[1]
+        assert ags1.decrypt_many(sealed[3]) == columns[3]
+        assert opened == [columns[0], *columns[2:]]
+
+
 def columns_of(pairs: list[Any]) -> tuple[Any, Any]:
     return pa.array([data for data, _ in pairs]), pa.array([km.to_bytes() for _, km in pairs])
 
