@@ -26,6 +26,9 @@ from ags1._gcm cimport (
     GcmContext, check_key_size, draw, free_context, keyed_context, libcrypto_error, open_run,
     seal_run, wipe,
 )
+from ags1._key_metadata cimport (
+    AAD_PREFIX_SIZE, Metadata, put_metadata, size_of_metadata, take_metadata,
+)
 from ags1._messages cimport Batch, fetch, put_header, stated_sizes
 from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
 from arrow_c cimport (
@@ -44,7 +47,6 @@ cdef size_t DEFAULT_BLOCK_SIZE = _DEFAULT_BLOCK_SIZE
 cdef size_t MAX_STATED_BLOCK_SIZE = DEFAULT_MAX_BLOCK_SIZE
 
 cdef enum:
-    AAD_PREFIX_SIZE = 16
     MAX_KEY_SIZE = 32
     FRESH_SIZE = MAX_KEY_SIZE + AAD_PREFIX_SIZE + NONCE_SIZE
     # A thread takes so many bytes at a time, at most so many messages. OpenSSL's FIPS provider
@@ -693,74 +695,3 @@ cdef class OpenColumn(ColumnBatch):
         memcpy(
             self.plaintext._data + self.plaintext.offset(i), PyBytes_AS_STRING(text), len(text)
         )
-
-
-# ---- key metadata ------------------------------------------------------------------------------
-# Avro writes a number as a varint of twice the number. Before an optional value it writes 2, or 0
-# if there is none.
-
-cdef struct Metadata:
-    const unsigned char *key
-    int key_size
-    const unsigned char *aad_prefix
-    Py_ssize_t aad_prefix_size
-    Py_ssize_t file_length
-
-
-cdef Py_ssize_t size_of_metadata(int key_size, Py_ssize_t file_length) noexcept nogil:
-    cdef Py_ssize_t size = 6 + key_size + AAD_PREFIX_SIZE, rest = file_length >> 6
-    while rest:
-        size += 1
-        rest >>= 7
-    return size
-
-
-cdef void put_metadata(
-    unsigned char *at, const unsigned char *secrets, int key_size, Py_ssize_t file_length
-) noexcept nogil:
-    """Write what ``KeyMetadata.to_bytes`` returns. ``secrets`` are the key and the AAD prefix."""
-    cdef size_t rest = <size_t>file_length << 1
-    at[0], at[1] = 1, key_size << 1
-    memcpy(at + 2, secrets, key_size)
-    at += 2 + key_size
-    at[0], at[1] = 2, AAD_PREFIX_SIZE << 1
-    memcpy(at + 2, secrets + key_size, AAD_PREFIX_SIZE)
-    at += 2 + AAD_PREFIX_SIZE
-    at[0] = 2
-    at += 1
-    while rest > 0x7f:
-        at[0] = rest & 0x7f | 0x80
-        at += 1
-        rest >>= 7
-    at[0] = <unsigned char>rest
-
-
-cdef bint take_metadata(const unsigned char *at, Py_ssize_t size, Metadata *km) noexcept nogil:
-    """Whether the bytes are key metadata as ``put_metadata`` writes it, or with an AAD prefix of
-    another size. If they are not, ``KeyMetadata.from_bytes`` may still take them."""
-    cdef const unsigned char *end = at + size
-    cdef size_t number = 0
-    cdef int shift = 0
-    if size < 4 or at[0] != 1 or not (at[1] == 32 or at[1] == 48 or at[1] == 64):
-        return False
-    km.key_size = at[1] >> 1
-    km.key = at + 2
-    at += 2 + km.key_size
-    km.aad_prefix, km.aad_prefix_size = at, 0
-    if end - at >= 2 and at[0] == 2 and at[1] < 0x80 and not at[1] & 1:
-        km.aad_prefix, km.aad_prefix_size = at + 2, at[1] >> 1
-        at += 1 + km.aad_prefix_size
-    elif end - at < 1 or at[0] != 0:
-        return False
-    at += 1
-    if end - at < 2 or at[0] != 2:
-        return False
-    at += 1
-    while at < end and shift < 63:
-        number |= <size_t>(at[0] & 0x7f) << shift
-        if at[0] < 0x80:
-            km.file_length = number >> 1
-            return at + 1 == end and not number & 1 and (at[0] or not shift)
-        at += 1
-        shift += 7
-    return False

@@ -305,7 +305,7 @@ assert min(outcomes.values()) > int(sys.argv[2]) // 20, outcomes
 
 @pytest.mark.parametrize("seed", range(2))
 def test_malformed_arrays_are_refused(run_python: RunPython, seed: int) -> None:
-    run_python(HOSTILE, seed, 4000)
+    run_python(HOSTILE, seed, 2000)
 
 
 def fields_of(capsule: Any, name: bytes) -> Any:

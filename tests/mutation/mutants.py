@@ -50,7 +50,7 @@ TESTS = {
         "format/key_use",
         "format/tamper",
     ),
-    "_key_metadata.pyx": t("format/key_use format/key_metadata"),
+    "_key_metadata.pyx": t("format/key_use format/key_metadata format/columns"),
     "key_metadata.py": t("format/key_metadata", "format/key_use format/oneshot"),
     "keys/envelope.py": t("keys/envelope", "keys/manager", "format/key_use format/secrets"),
     "keys/cache.py": t("format/key_use keys/manager keys/keychain", "keys/envelope"),
@@ -480,6 +480,10 @@ faults(
         "self._is_large = is_large",
         "offsets of 32 bits overflow",
     ),
+)
+
+faults(
+    "_key_metadata.pyx",
     (
         "return at + 1 == end and not number & 1 and (at[0] or not shift)",
         "return not number & 1 and (at[0] or not shift)",
