@@ -1,7 +1,7 @@
 # cython: freethreading_compatible=True
-"""The fields of ``KeyMetadata``, whether its key is used, and its bytes. A list of messages makes one
-object for each message. So these are made in compiled code, and the garbage collector, which they
-cannot occupy with cycles, does not know them."""
+"""The fields of ``KeyMetadata``, whether its key is used, and its bytes. A list of small messages
+makes one object for each message. So these are made in compiled code, and the garbage collector,
+which they cannot occupy with cycles, does not know them."""
 
 cimport cython
 from libc.string cimport memcpy
