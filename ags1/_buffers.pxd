@@ -47,3 +47,4 @@ cdef inline bint is_private(object buffer):
 
 
 cdef bytes new_object(Py_ssize_t size)
+cdef void want_huge_pages(void *fresh, size_t size) noexcept nogil

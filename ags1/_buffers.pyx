@@ -15,7 +15,7 @@ cdef extern from *:
     #define ags1_want_huge_pages(at, size) 0
     #endif
     """
-    int ags1_want_huge_pages(uintptr_t at, size_t size)
+    int ags1_want_huge_pages(uintptr_t at, size_t size) nogil
 
 cdef enum:
     # Below this a huge page costs more to clear than the page faults that it saves.
@@ -70,15 +70,18 @@ def wipe(buffer):
     PyBuffer_Release(&view)
 
 
-cdef bytes new_object(Py_ssize_t size):
-    # On a large new object, page faults cost more than AES. So ask for huge pages.
+cdef void want_huge_pages(void *fresh, size_t size) noexcept nogil:
+    # On large fresh memory, page faults cost more than AES. A huge page saves most of that.
     cdef uintptr_t first, last, huge = 2 << 20
-    cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
-    cdef char *at = PyBytes_AS_STRING(data)
     if size >= HUGE_PAGE_WORTHWHILE:
-        first = (<uintptr_t>at + huge - 1) & ~(huge - 1)
-        last = (<uintptr_t>at + size) & ~(huge - 1)
+        first = (<uintptr_t>fresh + huge - 1) & ~(huge - 1)
+        last = (<uintptr_t>fresh + size) & ~(huge - 1)
         ags1_want_huge_pages(first, last - first)
+
+
+cdef bytes new_object(Py_ssize_t size):
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
+    want_huge_pages(PyBytes_AS_STRING(data), size)
     return data
 
 

@@ -18,7 +18,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.number cimport PyNumber_Index
 from libc.limits cimport INT_MAX
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
@@ -76,7 +76,7 @@ cdef enum:
     # The most messages that are prepared with the GIL before they are encrypted without it.
     MAX_SHARE = 256
     # Memory for results is reserved in pieces of this size. For fewer bytes, it is not worth it.
-    RESERVE_SIZE = 16 << 20
+    RESERVE_SIZE = 20 << 20
     LEAST_RESERVE_SIZE = 4 << 20
 
 
@@ -166,7 +166,7 @@ def open_stream(sealed, out, km, block_size, max_block_size):
     try:
         if src.len != length:
             return None
-        size = stated_sizes(&src, limit, &stated)
+        size = stated_sizes(<const unsigned char *>src.buf, src.len, limit, &stated)
         if size < 0 or (block_size is not None and stated != block_size):
             return None
         if out is NEW_BYTES:
@@ -186,18 +186,17 @@ def open_stream(sealed, out, km, block_size, max_block_size):
 
 
 cdef Py_ssize_t stated_sizes(
-    const Py_buffer *src, size_t max_block_size, size_t *block_size
-) noexcept:
+    const unsigned char *at, Py_ssize_t file_size, size_t max_block_size, size_t *block_size
+) noexcept nogil:
     """Return the plaintext's size, and in ``block_size`` the one that the header states. Return -1
     if no file with at least one block has that header and length."""
-    cdef const unsigned char *at = <const unsigned char *>src.buf
     cdef size_t slots, last
-    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):
+    if file_size < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):
         return -1
     block_size[0] = get_int32(at + 4)
     if not 1 <= block_size[0] <= max_block_size:
         return -1
-    slots = src.len - HEADER_SIZE
+    slots = file_size - HEADER_SIZE
     last = slots % (block_size[0] + BLOCK_OVERHEAD)
     # Only a file of one block may have an empty one.
     if last and last <= BLOCK_OVERHEAD and slots > BLOCK_OVERHEAD:
@@ -272,16 +271,38 @@ cdef class Reserve:
         self._left -= size
 
 
-cdef class MessageBatch:
-    """The messages of one call. Any number of threads may call ``work`` at once."""
+cdef class Batch:
+    """The messages of one call. Any number of threads may call ``work`` at once. If a message has
+    failed, ``failure`` has the number of the first such message, and its exception."""
+
+    def stop(self):
+        """Make ``work`` return after its current share."""
+        with cython.critical_section(self):
+            self._end = 0
+
+    cdef Py_ssize_t next_share(self) except -2:
+        """Return the number of a share's first message, or -1 if no message is left or one has
+        failed."""
+        cdef Py_ssize_t first
+        # Nothing else in a share runs Python code, so Ctrl-C is noticed only here.
+        PyErr_CheckSignals()
+        first = <Py_ssize_t>atomic_add(&self._next, self._share_size)
+        return first if first < self._end else -1
+
+    cdef fail(self, Py_ssize_t number, error):
+        with cython.critical_section(self):
+            # Shares are taken in order, so all earlier messages are done or in progress.
+            if self.failure is None or number < self.failure[0]:
+                self.failure = number, error
+            self._end = min(self._end, number)
+
+
+cdef class MessageBatch(Batch):
+    """The messages of a list."""
 
     cdef readonly list results
-    cdef readonly object failure
     cdef list _messages
-    cdef uint64_t _next
-    cdef Py_ssize_t _end
     cdef Py_ssize_t _threads
-    cdef Py_ssize_t _share_size  # in messages
     cdef Py_ssize_t _fresh_size  # random bytes that one message needs
 
     def __init__(self, list messages, Py_ssize_t threads):
@@ -291,14 +312,8 @@ cdef class MessageBatch:
         self.results = [None] * self._end
         self._share_size = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
 
-    def stop(self):
-        """Make ``work`` return after its current share."""
-        with cython.critical_section(self):
-            self._end = 0
-
     def work(self, number=0):
-        """Work until no message is left, or one has failed. If one has failed, ``failure`` has the
-        number of the first such message, and its exception."""
+        """Work until no message is left, or one has failed."""
         cdef Py_ssize_t first, fresh_size = self._share_size * self._fresh_size
         cdef Message *share = <Message *>calloc(self._share_size, sizeof(Message))
         cdef unsigned char *fresh = <unsigned char *>malloc(fresh_size + 1)
@@ -307,10 +322,8 @@ cdef class MessageBatch:
             if share == NULL or fresh == NULL:
                 raise MemoryError
             while True:
-                # Nothing below runs Python code, so Ctrl-C is noticed only here.
-                PyErr_CheckSignals()
-                first = <Py_ssize_t>atomic_add(&self._next, self._share_size)
-                if first >= self._end:
+                first = self.next_share()
+                if first < 0:
                     break
                 self.work_on(
                     share, fresh, first, min(self._share_size, len(self._messages) - first), heap
@@ -362,13 +375,6 @@ cdef class MessageBatch:
                 # Its result holds uninitialised memory.
                 if i >= done:
                     self.results[first + i] = None
-
-    cdef fail(self, Py_ssize_t number, error):
-        with cython.critical_section(self):
-            # Shares are taken in order, so all earlier messages are done or in progress.
-            if self.failure is None or number < self.failure[0]:
-                self.failure = number, error
-            self._end = min(self._end, number)
 
     cdef Py_ssize_t take(self, Message *message, Py_ssize_t number) except -1:
         """Take the buffer of the message of that number, and return its result's size (bytes)."""
@@ -431,6 +437,8 @@ cdef class SealBatch(MessageBatch):
         cdef Message *m
         for i in range(count):
             m = share + i
+            if i + 1 < count:
+                fetch(m[1].view.buf, m[1].view.len)
             context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)
             if context == NULL or seal_run(
                 context, <const unsigned char *>m.view.buf, m.block_size, m.out + HEADER_SIZE,
@@ -470,7 +478,8 @@ cdef class OpenBatch(MessageBatch):
             message.is_shared = not is_private(sealed)
             if message.view.len == km._file_length:
                 message.result_size = stated_sizes(
-                    &message.view, MAX_STATED_BLOCK_SIZE, &message.block_size
+                    <const unsigned char *>message.view.buf, message.view.len,
+                    MAX_STATED_BLOCK_SIZE, &message.block_size,
                 )
         return max(message.result_size, 0)
 
@@ -496,6 +505,8 @@ cdef class OpenBatch(MessageBatch):
         cdef Message *m
         for i in range(count):
             m = share + i
+            if i + 1 < count:
+                fetch(m[1].view.buf, m[1].view.len)
             if m.out == NULL:
                 continue
             context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)

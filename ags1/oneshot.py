@@ -7,10 +7,11 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 from . import layout
 from ._buffers import flat, new_bytes, overlapping, wipe
+from ._columns import Column, ColumnBatch, Messages, OpenColumn, SealColumn
 from ._gcm import BlockCipher
 from ._messages import NEW_BYTES, OpenBatch, SealBatch, open_stream, seal_stream
 from .errors import Ags1Error
@@ -30,6 +31,12 @@ class Sealed(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Sealed(data=<{len(self.data)} bytes>, key_metadata={self.key_metadata!r})"
+
+
+class ArrowColumn(Protocol):
+    """Of an array. A chunked array has ``__arrow_c_stream__`` instead."""
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]: ...
 
 
 # Messages smaller than this take more time with the GIL than without it, so that a second thread
@@ -145,9 +152,15 @@ def decrypt_into(
     return geometry.plaintext_size
 
 
+@overload
 def encrypt_many(
-    messages: Iterable[Buffer], *, threads: int | None = None, key_size: int = 32
-) -> list[Sealed]:
+    messages: ArrowColumn, *, threads: int | None = ..., key_size: int = ...
+) -> tuple[Any, Any]: ...
+@overload
+def encrypt_many(
+    messages: Iterable[Buffer], *, threads: int | None = ..., key_size: int = ...
+) -> list[Sealed]: ...
+def encrypt_many(messages: Any, *, threads: int | None = None, key_size: int = 32) -> Any:
     """Encrypt each of ``messages`` (any C-contiguous buffers), as ``encrypt`` does.
 
     Each message becomes a whole AGS1 file under its own fresh key of ``key_size`` bytes. The
@@ -155,7 +168,20 @@ def encrypt_many(
     to the process. They work without the GIL. If a message fails, the call returns nothing and
     raises the exception of the first failing message. The text names the message's number (from 0),
     which an Ags1Error also has as ``index``.
+
+    ``messages`` may also be a column of bytes or text in Arrow's memory: an object with
+    ``__arrow_c_array__`` or ``__arrow_c_stream__``, such as an array or a chunked array of pyarrow,
+    or a series of Polars or pandas. The result is then a pair of arrays, and no Python object is
+    made for a message. One array has the encrypted files. The other has their key metadata as
+    ``KeyMetadata.to_bytes`` returns it, with the plaintext keys: wrap or encrypt it before you
+    store it. What is null stays null. If pyarrow is installed, the arrays are pyarrow's, of type
+    ``binary``, or ``large_binary`` if the input is large or the files have 2 GiB or more together.
+    Without pyarrow they are objects with ``__arrow_c_array__``. Raises FormatError for a malformed
+    array, and TypeError for an array of other types.
     """
+    if _is_column(messages):
+        column, count = Messages(messages), thread_count(threads)
+        return _work_on_column(SealColumn(column, count, operator.index(key_size)))
     if isinstance(messages, (bytes, bytearray, memoryview)):
         raise TypeError("messages must be an iterable of buffers, not one buffer")
     batch = list(messages)
@@ -163,18 +189,52 @@ def encrypt_many(
     return _work(SealBatch(batch, count, operator.index(key_size), Sealed), count)
 
 
+@overload
+def decrypt_many(
+    sealed: tuple[ArrowColumn, ArrowColumn],
+    *,
+    threads: int | None = ...,
+    trust_file_size: bool = ...,
+) -> Any: ...
+@overload
 def decrypt_many(
     sealed: Iterable[tuple[Buffer, KeyMetadata]],
     *,
-    threads: int | None = None,
-    trust_file_size: bool = False,
-) -> list[bytes]:
+    threads: int | None = ...,
+    trust_file_size: bool = ...,
+) -> list[bytes]: ...
+def decrypt_many(sealed: Any, *, threads: int | None = None, trust_file_size: bool = False) -> Any:
     """Decrypt each pair of an AGS1 file and its key metadata, as ``decrypt`` does. ``sealed`` is
     what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``. Order, threads and
-    failures are as in ``encrypt_many``, and errors as in ``decrypt``."""
+    failures are as in ``encrypt_many``, and errors as in ``decrypt``.
+
+    ``sealed`` may also be a pair of columns, as ``encrypt_many`` returns them. The result is then
+    one array of the plaintexts, of type ``binary`` or ``large_binary``. Text comes back as bytes:
+    cast the array to ``string``. A row must be null in both columns or in none of them.
+    """
+    open_one = partial(decrypt, trust_file_size=trust_file_size)
+    if isinstance(sealed, (tuple, list)) and len(sealed) == 2 and all(map(_is_column, sealed)):
+        files, keys = map(Messages, sealed)
+        return _work_on_column(OpenColumn(files, keys, thread_count(threads), open_one))
     batch = list(sealed)
     count = _useful_threads(threads, batch, lambda pair: pair[0])
-    return _work(OpenBatch(batch, count, partial(decrypt, trust_file_size=trust_file_size)), count)
+    return _work(OpenBatch(batch, count, open_one), count)
+
+
+def _is_column(messages: object) -> bool:
+    return hasattr(messages, "__arrow_c_array__") or hasattr(messages, "__arrow_c_stream__")
+
+
+def _work_on_column(batch: ColumnBatch) -> Any:
+    results = _work(batch, batch.useful_threads)
+    # Optional, and slow to import.
+    try:
+        import pyarrow
+    except ImportError:
+        return results
+    if isinstance(results, Column):
+        return pyarrow.array(results)
+    return tuple(map(pyarrow.array, results))
 
 
 def _useful_threads(threads: int | None, batch: list[Any], data: Callable[[Any], Any]) -> int:
@@ -190,7 +250,7 @@ def _useful_threads(threads: int | None, batch: list[Any], data: Callable[[Any],
     return count
 
 
-def _work(batch: SealBatch | OpenBatch, threads: int) -> list[Any]:
+def _work(batch: SealBatch | OpenBatch | ColumnBatch, threads: int) -> Any:
     if threads == 1:
         batch.work()
     else:

@@ -4,41 +4,43 @@ cdef extern from * nogil:
     """
     #include <stdint.h>
     #include <stdlib.h>
+    #include <string.h>
     #include <sys/mman.h>
+
+    #if defined(__linux__) && defined(__GLIBC__) && !defined(Py_GIL_DISABLED)
+    /* glibc notes the size of a block before it, and in a bit of the size whether it is mapped. */
+    static int ags1_is_mapped(const char *block) {
+        size_t size;
+        memcpy(&size, (const char *)((uintptr_t)block - sizeof(size)), sizeof(size));
+        return size & 2;
+    }
+    #endif
 
     /* Makes the heap larger, so that this thread's next `size` bytes come from huge pages. The
        result keeps the heap so large: give it to free() when the objects are made. It may be NULL,
        and may have no effect. Then the objects cost more. */
     static void *ags1_reserve(size_t size) {
     #if defined(__linux__) && defined(__GLIBC__) && !defined(Py_GIL_DISABLED)
-        enum { COLLAPSE = 25, HUGE_PAGE = 2 << 20 }; /* MADV_COLLAPSE is of Linux 6.1 */
-        /* From 128 KiB on, malloc maps memory elsewhere. It uses 16 bytes of each piece itself. */
-        enum { PIECE = 112 << 10 };
-        size_t made, count = size / PIECE + 2, first, next;
-        char *pin, **pieces = (char **)malloc(count * sizeof(*pieces));
-        if (pieces == NULL)
+        enum { HUGE_PAGE = 2 << 20 };
+        uintptr_t first, end;
+        char *pin, *block = (char *)malloc(size);
+        if (block != NULL && ags1_is_mapped(block)) {
+            /* malloc maps large blocks elsewhere. Once it has got one back, it takes others of that
+               size from the heap, and gives less of the heap to the kernel. */
+            free(block);
+            block = (char *)malloc(size);
+        }
+        if (block == NULL || ags1_is_mapped(block)) {
+            free(block);
             return NULL;
-        for (made = 0; made < count; made++) {
-            pieces[made] = (char *)malloc(PIECE - 16);
-            if (pieces[made] == NULL)
-                break;
         }
-        for (first = 0; first < made; first = next) {
-            uintptr_t begin, end;
-            next = first + 1;
-            while (next < made && pieces[next] == pieces[next - 1] + PIECE)
-                next++;
-            begin = ((uintptr_t)pieces[first] + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
-            end = ((uintptr_t)pieces[next - 1] + PIECE) & ~(uintptr_t)(HUGE_PAGE - 1);
-            if (begin < end)
-                (void)madvise((void *)begin, end - begin, COLLAPSE);
-        }
-        /* While the last piece is there, malloc does not give the others to the kernel. */
-        pin = made ? pieces[made - 1] : NULL;
-        for (next = 0; next + 1 < made; next++)
-            free(pieces[next]);
-        free(pieces);
-        return pin;
+        first = ((uintptr_t)block + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+        end = ((uintptr_t)block + size) & ~(uintptr_t)(HUGE_PAGE - 1);
+        if (first < end)
+            (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+        /* While the first bytes are in use, malloc does not give the others to the kernel. */
+        pin = (char *)realloc(block, 64);
+        return pin == NULL ? block : pin;
     #else
         return NULL;
     #endif

@@ -18,7 +18,7 @@ from bench.limits import LIMIT, EvpLoop, LimitError
 from bench.material import make_material
 from bench.peers import pyca
 from bench.rounds import Contest, Contestant, compete, repeated, timed
-from bench.settings import Settings
+from bench.settings import MIB, Settings
 
 SUBJECT = "messages"
 SIZE = 4096
@@ -43,6 +43,7 @@ DECRYPT_FORMS = (
     "decrypt(bytes, block_size=)",
 )
 MANY = "many messages, {}"
+KEPT_LOOP = "loop over a kept AESGCM, which packs the same bytes"
 LOOP = f"{ENGINE}, loop over {{}}"
 
 Works = dict[str, Callable[[], object]]
@@ -85,8 +86,8 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
         )
 
 
-def many(verb: str, threads: int) -> str:
-    return f"{verb}_many, {threads} thread{'s' * (threads > 1)}"
+def many(verb: str, threads: int, form: str = "list") -> str:
+    return f"{verb}_many of a {form}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _contestants(works: Works, count: int) -> list[Contestant]:
@@ -194,9 +195,14 @@ def _room(kind: str, size: int) -> Any:
 
 def _many(messages: Sequence[bytes], has_peer: bool) -> tuple[Works, Works]:
     """Each message a whole AGS1 file under a key of its own."""
-    sealed = ags1.encrypt_many(messages)
+    import pyarrow
+
+    sealed, column = ags1.encrypt_many(messages), pyarrow.array(messages)
+    columns = ags1.encrypt_many(column)
     if ags1.decrypt_many(sealed) != messages or _open_each(sealed) != messages:
         raise RuntimeError("the messages did not come back")
+    if not ags1.decrypt_many(columns).equals(column):
+        raise RuntimeError("the column did not come back")
     sealing: Works = {}
     opening: Works = {}
     for threads in (1, 2):
@@ -206,13 +212,37 @@ def _many(messages: Sequence[bytes], has_peer: bool) -> tuple[Works, Works]:
         opening[many("decrypt", threads)] = functools.partial(
             ags1.decrypt_many, sealed, threads=threads
         )
+        sealing[many("encrypt", threads, "column")] = functools.partial(
+            ags1.encrypt_many, column, threads=threads
+        )
+        opening[many("decrypt", threads, "column")] = functools.partial(
+            ags1.decrypt_many, columns, threads=threads
+        )
     sealing[LOOP.format("encrypt")] = lambda: [ags1.encrypt(message) for message in messages]
     opening[LOOP.format("decrypt")] = lambda: _open_each(sealed)
     if has_peer:
+        sealing[KEPT_LOOP], opening[KEPT_LOOP] = _kept_loops(messages)
         theirs = [_naive_seal(message) for message in messages]
         sealing[NAIVE] = lambda: [_naive_seal(message) for message in messages]
         opening[NAIVE] = lambda: [_naive_open(one) for one in theirs]
     return sealing, opening
+
+
+def _kept_loops(messages: Sequence[bytes]) -> tuple[Callable[[], object], Callable[[], object]]:
+    """One key for all messages: it shows what the cipher and the bytes cost a loop in Python."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    cipher, aad, header = AESGCM(os.urandom(32)), os.urandom(20), layout.build_header(MIB)
+
+    def seal() -> list[bytes]:
+        sealed = []
+        for message in messages:
+            nonce = os.urandom(layout.NONCE_SIZE)
+            sealed.append(header + nonce + cipher.encrypt(nonce, message, aad))
+        return sealed
+
+    theirs = seal()
+    return seal, lambda: [cipher.decrypt(one[8:20], one[20:], aad) for one in theirs]
 
 
 def _open_each(sealed: Sequence[ags1.Sealed]) -> list[bytes]:

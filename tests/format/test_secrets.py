@@ -323,6 +323,7 @@ show("gone")
 # The same for plaintext that was decrypted and did not verify.
 FORGED = """
 import gc, io, os, sys, tempfile
+import pyarrow
 import ags1
 from ags1 import _gcm, _messages
 
@@ -344,6 +345,8 @@ path = os.path.join(folder.name, "file")
 with open(path, "wb") as file:
     file.write(stream)
 out = bytearray(len(stream))
+files = pyarrow.array([stream[:-1] + bytes([stream[-1] ^ 1])] * 20 + [stream])
+keys = pyarrow.array([km.to_bytes()] * 21)
 show("received")
 cipher = _gcm.BlockCipher(bytes(16), block_size=5000)
 
@@ -372,6 +375,7 @@ for threads in (1, 2):
                 call(file)
         refused(lambda: read(path))
         refused(lambda: read(io.BytesIO(stream)))
+refused(lambda: ags1.decrypt_many((files, keys)))
 gc.collect()
 show("refused")
 """

@@ -38,6 +38,7 @@ TESTS = {
     "_messages.pyx": t(
         "format/oneshot", "format/gcm format/vectors", "kms/keyring keys/envelope format/key_use"
     ),
+    "_columns.pyx": t("format/columns", "format/secrets"),
     "_buffers.pyx": t("format/oneshot format/gcm", "format/stream_reader"),
     "_pump.pyx": t("format/bulk", "format/crash format/interrupts"),
     "_stream.pyx": t("format/stream_reader", "format/stream_writer"),
@@ -49,7 +50,7 @@ TESTS = {
         "format/key_use",
         "format/tamper",
     ),
-    "_key_metadata.pyx": t("format/key_use format/key_metadata"),
+    "_key_metadata.pyx": t("format/key_use format/key_metadata format/columns"),
     "key_metadata.py": t("format/key_metadata", "format/key_use format/oneshot"),
     "keys/envelope.py": t("keys/envelope", "keys/manager", "format/key_use format/secrets"),
     "keys/cache.py": t("format/key_use keys/manager keys/keychain", "keys/envelope"),
@@ -333,12 +334,12 @@ faults(
         "the block size of the header wins over the one that is asked for",
     ),
     (
-        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
-        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 3):",
+        "    if file_size < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
+        "    if file_size < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 3):",
         "three letters of the magic do",
     ),
     (
-        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
+        "    if file_size < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
         "    if memcmp(at, MAGIC, 4):",
         "a file without a block has one",
     ),
@@ -424,6 +425,75 @@ faults(
         "                ok = draw(nonce, NONCE_SIZE) and seal_message(",
         "                ok = seal_message(",
         "a wrapped key's nonce is not drawn",
+    ),
+)
+
+faults(
+    "_columns.pyx",
+    (
+        "        if end < begin or end > data_size:\n",
+        "        if end > data_size:\n",
+        "offsets of a column may go back",
+    ),
+    (
+        "        if end < begin or end > data_size:\n",
+        "        if end < begin:\n",
+        "a message may lie beyond its buffer",
+    ),
+    (
+        "                or offset + size > read_int64(sizes + 8 * number)\n",
+        "",
+        "a view may lie beyond its buffer",
+    ),
+    (
+        "(sizes is not None and size > sizes[number])",
+        "False",
+        "a buffer may be shorter than the array",
+        "pyarrow makes no such array",
+    ),
+    (
+        "                fresh += self._key_size + AAD_PREFIX_SIZE + NONCE_SIZE\n",
+        "",
+        "the messages of a share have one key",
+    ),
+    (
+        "km.file_length != message.size",
+        "km.file_length < message.size",
+        "a file may be shorter than its trusted length",
+    ),
+    (
+        "                if (message.size < 0) != (key_metadata._messages[i].size < 0):\n",
+        "                if message.size >= 0 and key_metadata._messages[i].size < 0:\n",
+        "null files may have key metadata",
+    ),
+    (
+        "                ) >= 0:\n                    break\n",
+        "                ) > 0:\n                    break\n",
+        "a message whose first block does not verify is returned",
+    ),
+    (
+        "    if memory.is_secret and memory.buffers[2] != NULL:\n",
+        "    if False:\n",
+        "the plaintexts of a failed call stay in memory",
+    ),
+    (
+        "self._is_large = is_large or size > INT32_MAX",
+        "self._is_large = is_large",
+        "offsets of 32 bits overflow",
+    ),
+)
+
+faults(
+    "_key_metadata.pyx",
+    (
+        "return at + 1 == end and not number & 1 and (at[0] or not shift)",
+        "return not number & 1 and (at[0] or not shift)",
+        "bytes after the key metadata are ignored",
+    ),
+    (
+        "return at + 1 == end and not number & 1 and (at[0] or not shift)",
+        "return at + 1 == end and not number & 1",
+        "a length may have more bytes than it needs",
     ),
 )
 
