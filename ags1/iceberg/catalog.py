@@ -60,7 +60,7 @@ from .pyiceberg.rest import register_rest_table
 from .pyiceberg.sql import forget_pins
 from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
-from .read.metadata import table_key_id
+from .read.metadata import is_plaintext_with_key_id, table_key_id
 from .spec.shape import check_evolution
 from .storage.output import TableOutput
 from .storage.trust import Trust
@@ -81,7 +81,8 @@ _THIS_IMPL = "ags1.iceberg.load_catalog"
 
 
 class PlainTableWarning(UserWarning):
-    """An unencrypted table was loaded from a catalog that has ``key_ids``."""
+    """A catalog that has a KMS creates an unencrypted table, one that has ``key_ids`` loads one, or
+    a table with ``encryption.key-id`` is not encrypted."""
 
 
 def load_catalog(name: str | None = None, **properties: str | None) -> EncryptedCatalog:
@@ -238,12 +239,23 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def _plain_table(self, base: Base, require_encrypted: bool) -> Table:
         """Return PyIceberg's table, made from the metadata that was checked."""
+        claims_key = is_plaintext_with_key_id(base.metadata)
         if require_encrypted:
-            raise NotEncryptedError(
-                f"the table is not encrypted: it has no property {TABLE_KEY_ID!r}",
-                file=base.location,
+            why = f"no file of it is encrypted, although it has {TABLE_KEY_ID!r}: migrate_table()"
+            why += " (ags1 table migrate) encrypts it"
+            if not claims_key:
+                why = f"it has no property {TABLE_KEY_ID!r}"
+            raise NotEncryptedError(f"the table is not encrypted: {why}", file=base.location)
+        if claims_key and base.identifier not in self._warned_of:
+            self._warned_of.add(base.identifier)
+            warnings.warn(
+                f"{'.'.join(base.identifier)} is not encrypted, although it has {TABLE_KEY_ID!r}: "
+                "another writer wrote plaintext, and what you write is plaintext too. "
+                "migrate_table() (ags1 table migrate) encrypts it",
+                PlainTableWarning,
+                stacklevel=4,
             )
-        if self.key_ids and base.identifier not in self._warned_of:
+        elif self.key_ids and base.identifier not in self._warned_of:
             self._warned_of.add(base.identifier)
             warnings.warn(
                 f"{'.'.join(base.identifier)} is not encrypted, but its catalog has "
@@ -296,7 +308,7 @@ class EncryptedCatalog(DelegatingCatalog):
         """
         # The parameters of all three methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
-        if not self._is_encrypted(properties, location):
+        if not self._is_encrypted(identifier, properties, location):
             self._forget(identifier)
             table = self.inner.create_table(*wanted)
             table.catalog = self
@@ -316,7 +328,7 @@ class EncryptedCatalog(DelegatingCatalog):
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
         # The parameters of both methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
-        if not self._is_encrypted(properties, location):
+        if not self._is_encrypted(identifier, properties, location):
             self._forget(identifier)
             plain = self.inner.create_table_transaction(*wanted)
             table_of(plain).catalog = self
@@ -333,11 +345,14 @@ class EncryptedCatalog(DelegatingCatalog):
         transaction = EncryptedCreateTransaction(table, updates, create)
         return cast("CreateTableTransaction", transaction)
 
-    def _is_encrypted(self, properties: Properties, location: str | None) -> bool:
+    def _is_encrypted(
+        self, identifier: str | Identifier, properties: Properties, location: str | None
+    ) -> bool:
         """Return whether a table with these properties will be encrypted. Raises NotEncryptedError
         if it will not and this catalog requires it, ValueError for properties of encryption without
         a key ID, and MetadataIntegrityError if the properties or the location of an unencrypted
-        table contradict the catalog's."""
+        table contradict the catalog's. Warns of an unencrypted table if the catalog has a KMS."""
+        name = ".".join(Catalog.identifier_to_tuple(identifier))
         if properties.get(TABLE_KEY_ID):
             return True
         misspelt = [name for name in properties if name.startswith("encryption.")]
@@ -352,6 +367,14 @@ class EncryptedCatalog(DelegatingCatalog):
                 f"set: add the property {TABLE_KEY_ID!r}"
             )
         refuse_redirection({"properties": properties}, self.inner.properties, location)
+        if self.kms is not None:
+            warnings.warn(
+                f"the new table {name} is not encrypted, although its catalog has a KMS: add the "
+                f"property {TABLE_KEY_ID!r} to encrypt it. Set the catalog's {REQUIRE_ENCRYPTED!r} "
+                "to refuse such tables",
+                PlainTableWarning,
+                stacklevel=3,
+            )
         return False
 
     def _new_table(

@@ -41,7 +41,7 @@ from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.changes import EncryptedChangelogScan
-from .read.metadata import read_metadata, table_key_id
+from .read.metadata import is_plaintext_with_key_id, read_metadata, table_key_id
 from .read.polars_source import scan_polars
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec.column_types import as_stored, readable
@@ -92,9 +92,11 @@ def open_table(
     catalog = NoopCatalog("static-table")
     if key_id is None:
         if kms is not None or require_encrypted:
+            why = f"it has no property {TABLE_KEY_ID!r}"
+            if is_plaintext_with_key_id(metadata):
+                why = f"it has {TABLE_KEY_ID!r}, but no file of it is encrypted"
             raise NotEncryptedError(
-                f"the table is not encrypted: it has no property {TABLE_KEY_ID!r}",
-                file=metadata_json_location,
+                f"the table is not encrypted: {why}", file=metadata_json_location
             )
         plain = TableMetadataUtil.parse_obj(metadata)
         return Table(identifier, plain, metadata_json_location, io, catalog)

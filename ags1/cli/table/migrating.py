@@ -76,7 +76,27 @@ def migrate_and_report(
             dry_run=asked.dry_run,
             progress=progress,
         )
-    return _report(opened.identifier, result, asked, out)
+    code = _report(opened.identifier, result, asked, out)
+    if not asked.dry_run and (lines := _lines_for_readers(where)):
+        said = f"readers in Python need the KMS in the configuration of {where.catalog!r}. Add: "
+        out.note(said + "; ".join(lines))
+    return code
+
+
+def _lines_for_readers(where: TableOptions) -> list[str]:
+    """Return the lines of .pyiceberg.yaml that readers of the table need and the catalog does not
+    have, without secrets."""
+    from ...iceberg.pyiceberg.catalogs import configured_properties
+    from ...kms.properties import Properties
+    from ...kms.registry import names_kms
+    from ..kms.master_keys import settings_of
+
+    if where.catalog is None or names_kms(configured_properties(where.catalog, {})):
+        return []
+    properties = settings_of(where.kms).properties
+    secrets = Properties(dict(properties)).secrets()
+    lines = [f"{name}: {text}" for name, text in properties.items() if name not in secrets]
+    return [*lines, "encryption.require-encrypted: true"]
 
 
 def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Output) -> int:

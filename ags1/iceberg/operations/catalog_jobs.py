@@ -22,17 +22,19 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ...keys.manager import TABLE_KEY_ID, EncryptionManager
+from ...keys.envelope import KeyEncryptionKey
+from ...keys.manager import TABLE_KEY_ID, EncryptionManager, now_ms
 from ...kms.client import KmsClient
-from ..commit.base import Base
+from ..commit.base import Base, load_base
 from ..commit.commits import Commits
 from ..commit.session import TableSession
-from ..read.metadata import read_metadata
+from ..read.metadata import is_plaintext_with_key_id, read_metadata, table_key_id
+from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
 from ..write.executors import RewriteExecutor, RewriteThreads
-from .deletion import GC_ENABLED, logged_metadata, may_share_files
+from .deletion import GC_ENABLED, delete_files, logged_metadata, may_share_files
 from .meter import Meter, Progress
 from .migrate import Migration, MigrationPlan
 from .plaintext_files import PlaintextFiles, plaintext_files
@@ -102,18 +104,21 @@ def migrate(
     parameters: each optional one is a choice by itself, and is given by name."""
     kms = _kms_for(catalog, key_id)
     commits = catalog.commits()
-    base = commits.load(identifier, Trust())
+    keys = EncryptionManager(kms, key_id, data_key_length=data_key_length)
+    # Fail now, also in a dry run, if the key ID is wrong or the key may not be used.
+    KeyEncryptionKey.generate(kms, key_id, key_size=data_key_length, timestamp_ms=now_ms())
+    base = _loaded(commits, identifier)
     commits.check(base)
     output = TableOutput(base.io(commits.catalog))
     removal = _PlaintextRemoval(
         catalog, key_id, output, verify if delete_plaintext and not dry_run else None
     )
-    if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
+    if not _is_plain(base.metadata):
         return removal.continued(base)
     meter = Meter(progress)
     migration = Migration(
         output,
-        EncryptionManager(kms, key_id, data_key_length=data_key_length),
+        keys,
         drop_refs=drop_refs,
         executor=executor or RewriteThreads(threads),
         on_done=meter.done,
@@ -157,8 +162,23 @@ def _committed(
                 output.discard(migration.left_over)
                 raise
         time.sleep(random.uniform(0.5, 1) * _WAIT_SECONDS * 2**attempt)
-        base = commits.load(base.identifier, Trust())
+        base = _loaded(commits, base.identifier)
     raise AssertionError
+
+
+def _loaded(commits: Commits, identifier: str | Identifier) -> Base:
+    """Load a table. If it only has the property of an encrypted table, nothing is expected of it:
+    a catalog keeps the property beside the metadata, whatever the files are."""
+    base = load_base(commits.catalog, identifier, Trust())
+    if is_plaintext_with_key_id(base.metadata):
+        return replace(base, trust=replace(base.trust, key_id=None, data_key_length=None))
+    table_key_id(base.metadata, base.trust, base.location)
+    return base
+
+
+def _is_plain(metadata: Mapping[str, Any]) -> bool:
+    has_key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
+    return not has_key_id or is_plaintext_with_key_id(metadata)
 
 
 def _kms_for(catalog: JobCatalog, key_id: str) -> KmsClient:
@@ -192,7 +212,7 @@ class _PlaintextRemoval:
                     metadata = read_metadata(self.output.io, location, Trust())
                 except (FileNotFoundError, MetadataIntegrityError):
                     continue
-                if not (metadata.get("properties") or {}).get(TABLE_KEY_ID):
+                if _is_plain(metadata):
                     plaintext, failed = self.run(replace(base, metadata=metadata), base)
                     return MigrationResult(0, 0, 0, (), plaintext, failed)
         raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
@@ -217,7 +237,15 @@ class _PlaintextRemoval:
                 f"{errors[0].message}",
                 file=errors[0].file,
             )
-        return plaintext, plaintext.delete(self.output)
+        failed = plaintext.delete(self.output)
+        # Their summaries may have values of partitions. The newest goes last: while it is there,
+        # the next run continues this one.
+        folders = self._folders(before)
+        logged = folders.versions([*logged_metadata(before.metadata), before.location])
+        kept = file_identity(after.location)
+        earlier = [location for location in logged if file_identity(location) != kept]
+        failed += delete_files(earlier[:-1], self.output, folders)
+        return plaintext, failed + delete_files(earlier[-1:], self.output, folders)
 
     def _folders(self, base: Base) -> TableFolders:
         properties = self.catalog.commits().catalog.properties

@@ -98,9 +98,10 @@ def _check_java_hash(text: bytes, metadata: dict[str, Any], trust: Trust, locati
 
 
 def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> str | None:
-    """Return the ID of the table's master key; None if the table is not encrypted. Raises
-    NotEncryptedError if the table should be encrypted, and MetadataIntegrityError if the metadata
-    names another key than ``trust``, another key length, or another format version than 3."""
+    """Return the ID of the table's master key; None if the table is not encrypted, or if it only
+    has the property (``is_plaintext_with_key_id``). Raises NotEncryptedError if the table should be
+    encrypted, and MetadataIntegrityError if the metadata names another key than ``trust``, another
+    key length, or another format version than 3."""
     properties = metadata.get("properties") or {}
     key_id = properties.get(TABLE_KEY_ID)
     if not key_id:
@@ -118,14 +119,40 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
             f"{trust.data_key_length}",
             file=location,
         )
-    version = metadata.get("format-version")
-    if version != FORMAT_VERSION:
-        raise MetadataIntegrityError(
-            f"the metadata has {TABLE_KEY_ID!r} and format version {version}: "
-            f"only tables of version {FORMAT_VERSION} can be encrypted",
+    if is_plaintext_with_key_id(metadata):
+        if trust.key_id is None:
+            return None
+        raise NotEncryptedError(
+            f"the table has {TABLE_KEY_ID!r}, but no file of it is encrypted: another writer wrote "
+            "plaintext, or somebody replaced the metadata. migrate_table() of the catalog (ags1 "
+            "table migrate) encrypts the table",
             file=location,
         )
+    version = metadata.get("format-version")
+    if version != FORMAT_VERSION:
+        known = isinstance(version, int) and version > FORMAT_VERSION
+        why = (
+            f"this release knows versions up to {FORMAT_VERSION}"
+            if known
+            else (f"only tables of version {FORMAT_VERSION} can be encrypted")
+        )
+        raise MetadataIntegrityError(
+            f"the metadata has {TABLE_KEY_ID!r} and format version {version}: {why}", file=location
+        )
     return str(key_id)
+
+
+def is_plaintext_with_key_id(metadata: Mapping[str, Any]) -> bool:
+    """Whether a table has ``encryption.key-id``, but nothing of it is encrypted. PyIceberg 0.12 and
+    iceberg-rust 0.11 make such tables of versions 1 and 2, and Java 1.12 makes them in REST, Glue,
+    DynamoDB and Hadoop catalogs."""
+    if not (metadata.get("properties") or {}).get(TABLE_KEY_ID) or metadata.get("encryption-keys"):
+        return False
+    snapshots = metadata.get("snapshots") or ()
+    if any(snapshot.get("key-id") for snapshot in snapshots):
+        return False
+    # A new table of version 3 has neither snapshots nor keys, and is encrypted.
+    return bool(snapshots) or metadata.get("format-version") in (1, 2)
 
 
 def _check_never_encrypted(metadata: Mapping[str, Any], trust: Trust, location: str) -> None:

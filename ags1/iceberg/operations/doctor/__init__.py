@@ -20,7 +20,7 @@ from dataclasses import replace
 from pyiceberg.table import Table
 
 from ....errors import Ags1Error
-from ....keys.manager import Clock, now_ms
+from ....keys.manager import TABLE_KEY_ID, Clock, now_ms
 from ...commit.session import TableSession
 from ...spec.properties import number_in
 from ...storage.listing import list_files
@@ -98,9 +98,12 @@ def _plain(table: Table) -> TableHealth:
             else (summary["total-data-files"], summary["total-files-size"])
         )
     )
+    why = "the table is not encrypted"
+    if key_id := table.metadata.properties.get(TABLE_KEY_ID):
+        why = f"the table has {TABLE_KEY_ID!r} ({key_id}), but no file of it is encrypted"
     finding = HealthFinding(
         "unencrypted-table",
-        "the table is not encrypted: everybody who can read its files can read its rows",
+        f"{why}: everybody who can read its files can read its rows",
         files or 0,
         size,
         remedy=Remedy("migrate"),

@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from ....cpu import usable_cpus
-from ....errors import MetadataIntegrityError
+from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....keys.manager import Clock, now_ms
 from ...commit.session import TableSession
 from ...storage.byte_meter import ByteMeter
@@ -64,12 +64,13 @@ def verify_table(
     files, and more for files on a network. ``progress(done, total)`` is called about ten times a
     second with numbers of bytes, in the calling thread. ``total`` is an estimate; None without one.
     If ``progress`` raises, the call ends. With ``require_encrypted``, unencrypted data files are
-    errors. With ``list_folders=False``, files that no snapshot has are not searched for. If
-    ``executor`` is given, it checks the data files, and this process reads only manifests and
-    manifest lists.
+    errors. Files that no snapshot has are searched for, unless ``list_folders`` is false, or a
+    manifest list or a manifest cannot be read: then any file may be one of its. If ``executor`` is
+    given, it checks the data files, and this process reads only manifests and manifest lists.
 
-    The result has what is wrong with the table. Raises KmsUnavailableError, KmsAccessDeniedError
-    and KmsConfigurationError: without the KMS, nothing can be verified.
+    The result has what is wrong with the table. Raises NotEncryptedError for a table that is not
+    encrypted, KmsUnavailableError, KmsAccessDeniedError and KmsConfigurationError: without the KMS,
+    nothing can be verified.
 
     The number of rows in Avro files is not checked, and statistics are not compared with the data.
     Statistics files are not encrypted; they are only reported. No key of the table protects
@@ -78,6 +79,12 @@ def verify_table(
     hash in the catalog and no REST server confirms it, the result has the note
     ``metadata-not-pinned``.
     """
+    if not isinstance(table, TableSession):
+        raise NotEncryptedError(
+            "the table is not encrypted, so nothing can be verified: migrate_table() of the "
+            "catalog (ags1 table migrate) encrypts it",
+            file=table.metadata_location,
+        )
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     started = time.perf_counter()
@@ -103,8 +110,15 @@ def verify_table(
 
         def checks() -> Iterator[Check]:
             yield from walk.checks()
-            if list_folders:
+            if list_folders and walk.is_complete:
                 yield from unreferenced_files(table, index, findings)
+            elif list_folders:
+                findings.add(
+                    "orphans-not-searched",
+                    "a manifest list or a manifest could not be read, so it is not known which "
+                    "files no snapshot has",
+                    table.metadata.location,
+                )
 
         executor = executor or CheckThreads(pool, threads, cpus)
         with closing(executor.run(checks(), table.files, meter, report.tick)) as outcomes:

@@ -94,6 +94,8 @@ class TableWalk:
         self._encrypted_manifests: _Manifests = {}
         self._plaintext_manifests: _Manifests = {}
         self.verified_size = 0
+        # Whether all manifest lists and manifests were read, so that the index has every file.
+        self.is_complete = True
         self.counts = dict.fromkeys(_COUNTED, 0)
 
     def read_manifest_lists(self) -> None:
@@ -110,13 +112,14 @@ class TableWalk:
                     (snapshot.snapshot_id,),
                 )
                 self._index.add_unreadable(snapshot.manifest_list)
+                self.is_complete = False
             else:
                 encrypted.append(snapshot)
         for snapshot, result in self._ahead.map(self._open_manifest_list, encrypted):
             ids = (snapshot.snapshot_id,)
             if isinstance(result, Finding):
                 self._index.add_unreadable(snapshot.manifest_list)
-                self._findings.append(result)
+                self._note_unread(result)
                 continue
             km, data = result
             self.counts["manifest_lists"] += self._index.add(snapshot.manifest_list, km, ids)
@@ -124,7 +127,12 @@ class TableWalk:
             try:
                 self._add_manifests(snapshot, data)
             except Ags1Error as error:
-                self._findings.append(finding_of(error, snapshot.manifest_list, ids))
+                self._note_unread(finding_of(error, snapshot.manifest_list, ids))
+
+    def _note_unread(self, finding: Finding) -> None:
+        """Add the finding of a manifest or a manifest list that was not read whole."""
+        self.is_complete = False
+        self._findings.append(finding)
 
     def checks(self) -> Iterator[Check]:
         """Read the manifests; yield the checks of the files that they and the metadata name."""
@@ -188,7 +196,7 @@ class TableWalk:
                     _, of_manifest = self._plaintext_manifests.setdefault(path, (manifest, []))
                     of_manifest.append(snapshot.snapshot_id)
                 else:
-                    self._findings.append(finding_of(error, path, ids))
+                    self._note_unread(finding_of(error, path, ids))
                 continue
             if self._index.add(path, km, ids):
                 self._encrypted_manifests[path] = (manifest, [snapshot.snapshot_id])
@@ -202,14 +210,14 @@ class TableWalk:
             manifest, snapshots = self._encrypted_manifests.pop(path)
             ids = tuple(snapshots)
             if isinstance(result, Finding):
-                self._findings.append(result)
+                self._note_unread(result)
                 continue
             self.counts["manifests"] += 1
             self.verified_size += manifest.manifest_length
             try:
                 yield from self._check_entries(manifest, result, ids)
             except Ags1Error as error:
-                self._findings.append(finding_of(error, path, ids))
+                self._note_unread(finding_of(error, path, ids))
 
     def _open_encrypted_manifest(self, path: str) -> bytes | Finding:
         manifest, snapshots = self._encrypted_manifests[path]
@@ -231,9 +239,10 @@ class TableWalk:
                 self.counts["manifests"] += 1
                 yield from self._check_entries(manifest, result, ids, exposed)
             except KeyMetadataError as error:
+                self.is_complete = False
                 why = error.message
             except (Ags1Error, OSError) as error:
-                self._findings.append(finding_of(error, path, ids))
+                self._note_unread(finding_of(error, path, ids))
             self._index.add_exposed(exposed)
             if exposed:
                 self._findings.add(
