@@ -182,12 +182,8 @@ VARIANTS = {
     "spark/test_ledger.py": [
         # Smaller ledgers of each kind.
         r"test_facts_in_little_memory",
-        r"test_a_ledger_of_many_waves",
         # A ledger in a folder; objects in test_object_ledger.py.
         r"test_a_job_that_is_killed_at_any_step\[object\]",
-        r"test_a_table_is_compacted_while_another_job_works\[(rest-.*|sql-compact)\]",
-        # What is done with the files of a killed job is the same for every ledger.
-        r"TestAfterAKill::test_\w+\[iceberg\]",
     ],
     "spark/test_object_ledger.py": [
         # The same steps on objects in memory.

@@ -69,15 +69,14 @@ class KeyOptions:
         self._trusted = frozenset(name.strip() for name in listed if name.strip())
 
     def key_source(self) -> KeySource:
-        """Return what finds keys in the ledger. Raises ValueError if it cannot be loaded, OSError
-        and KmsError."""
+        """Return what finds keys in the ledger. Raises ValueError if it cannot be loaded, and
+        OSError."""
         module, name = _KEY_SOURCE
         try:
-            made = getattr(importlib.import_module(module), name)(self._texts)
+            made = getattr(importlib.import_module(module), name)(self.ledger)
         except ImportError as error:
             raise ValueError(
-                f"the storage option {_LEDGER!r} cannot be used ({error}): pip install pyarrow, "
-                "and for a ledger in a table 'ags1[iceberg]'"
+                f"the storage option {_LEDGER!r} cannot be used ({error}): pip install pyarrow"
             ) from None
         return cast("KeySource", made)
 

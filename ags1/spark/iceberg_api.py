@@ -31,7 +31,7 @@ from ..iceberg.read.splits import splits_of
 from ..iceberg.read.tasks import Matches, TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable, writable
 from ..iceberg.spec.constants import MAIN_BRANCH, POSITION_ID, ROW_ID
-from ..iceberg.steps import RecomputedSnapshotStep, SnapshotStep
+from ..iceberg.steps import SnapshotStep
 from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles

@@ -20,7 +20,7 @@ from conftest import OF_CONNECT
 from ags1.kms import LocalKms
 from ags1.spark.jobs import publishing
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import Ledger, LedgerAt, open_ledger
+from ags1.spark.ledger import Ledger, open_ledger
 
 _CONF = {
     "spark.driver.memory": "1g",
@@ -222,36 +222,16 @@ class LedgerPlace(NamedTuple):
     """Where a test has its ledger, which it may open again and again."""
 
     kind: str
-    at: LedgerAt
+    at: str
 
-    def open(self, *, writing: bool = True, root: str | None = None) -> Ledger:
-        return open_ledger(self.at, writing=writing, root=root)
-
-
-@pytest.fixture
-def table_ledger(tmp_path: Path, kms: KmsConfig, monkeypatch: pytest.MonkeyPatch) -> LedgerPlace:
-    """A ledger that is a table of the catalog 'prod', which is configured."""
-    pytest.importorskip("pyiceberg")
-    from pyiceberg.catalog import _ENV_CONFIG
-
-    properties = {
-        "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/warehouse",
-    }
-    monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": properties}})
-    for name, value in properties.items():  # for other processes
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name.upper()}", value)
-    return LedgerPlace("iceberg", LedgerAt("iceberg:prod.ops.ledger", kms, "default"))
+    def open(self, *, writing: bool = True) -> Ledger:
+        return open_ledger(self.at, writing=writing)
 
 
-@pytest.fixture(params=["folder", "iceberg", "object"])
+@pytest.fixture(params=["folder", "object"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> LedgerPlace:
     """A ledger of each kind. The objects are in memory; ``test_object_ledger`` has servers."""
     if request.param == "object":
         pytest.importorskip("fsspec")
-        return LedgerPlace("object", LedgerAt(f"memory://{tmp_path.name}/ledger"))
-    if request.param == "iceberg":
-        found: LedgerPlace = request.getfixturevalue("table_ledger")
-        return found
-    return LedgerPlace("folder", LedgerAt(str(tmp_path / "ledger")))
+        return LedgerPlace("object", f"memory://{tmp_path.name}/ledger")
+    return LedgerPlace("folder", str(tmp_path / "ledger"))

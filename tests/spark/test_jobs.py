@@ -37,7 +37,7 @@ from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import ENCRYPT, Ledger, LedgerAt, Row, open_ledger
+from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger
 from ags1.spark.ledger.folder import read_rows, write_rows
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage.choice import find
@@ -85,7 +85,7 @@ class Folders:
         return jobs.verify_files(self.spark, source, ledger=self.ledger, kms=self.kms)
 
     def opened(self) -> Ledger:
-        return open_ledger(LedgerAt(str(self.ledger), self.kms), writing=False)
+        return open_ledger(self.ledger, writing=False)
 
     def rows(self) -> list[Row]:
         with self.opened() as ledger:
@@ -123,11 +123,11 @@ class Folders:
         assert len(set(used)) == len(used)
         assert not left(self.target)
         with self.opened() as ledger:
-            assert not list(ledger.pending(others=True))
+            assert not list(ledger.pending())
             if self.knows_late_tasks:
                 assert not list(self.target.rglob(".ags1-*"))
                 assert not ledger.killed()
-                assert not ledger.claims()
+                assert ledger.claim() is None
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -806,18 +806,10 @@ jobs.encrypt_files(spark, source, target, sidecars=True, **where)
 """
 
 
-@pytest.mark.parametrize("kind", ["folder", "iceberg"])
 @pytest.mark.parametrize("published", [0, 11])
 def test_a_driver_that_is_killed(
-    folders: Folders,
-    keyring: Path,
-    run_python: Any,
-    published: int,
-    kind: str,
-    request: pytest.FixtureRequest,
+    folders: Folders, keyring: Path, run_python: Any, published: int
 ) -> None:
-    if kind == "iceberg":
-        folders.ledger = request.getfixturevalue("table_ledger").at.location
     folders.write(**{f"f{number}": 100_000 for number in range(40)}, big=7 * MIB)
     where = (folders.source, folders.target, folders.ledger, keyring, published)
     done = run_python(_KILLED_DRIVER, *where, check=False, timeout=300)

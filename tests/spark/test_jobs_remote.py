@@ -193,9 +193,9 @@ class Places:
         ]
         assert len(set(used)) == len(used)
         with open_ledger(str(self.ledger), writing=False) as ledger:
-            assert not list(ledger.pending(others=True))
+            assert not list(ledger.pending())
             assert not ledger.notes()
-            assert not ledger.claims()
+            assert ledger.claim() is None
         assert not list(self.root.glob("ledger/_[pjs]*"))
         assert not list(self.root.rglob(".ags1-*"))
         assert self.uploads() == []

@@ -9,9 +9,9 @@ import json
 import os
 import shutil
 import socket
+import stat
 import threading
 import time
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +23,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from pyiceberg.catalog import _ENV_CONFIG
-from rest_catalog import Rest
 
 from ags1 import layout
 from ags1.cli.app import app
@@ -32,10 +30,7 @@ from ags1.errors import (
     FormatError,
     KmsAccessDeniedError,
     KmsConfigurationError,
-    NotEncryptedError,
 )
-from ags1.iceberg import load_catalog
-from ags1.iceberg.transaction import EncryptedTransaction
 from ags1.spark.jobs import planning, publishing
 from ags1.spark.jobs.publishing import (
     clear,
@@ -51,17 +46,15 @@ from ags1.spark.ledger import (
     FAILED,
     SCHEMA,
     Ledger,
-    LedgerAt,
     Row,
-    claims,
-    iceberg,
     open_ledger,
 )
 from ags1.spark.ledger import folder as folder_ledger
+from ags1.spark.ledger.copying import ParquetRows, copy_rows
 from ags1.spark.ledger.folder import FolderLedger
-from ags1.spark.ledger.iceberg import IcebergLedger
 from ags1.spark.ledger.object_store import ObjectLedger
 from ags1.spark.ledger.objects import Objects
+from ags1.spark.ledger.rows import table_of
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
@@ -299,14 +292,13 @@ class _Kills:
         self.steps = 0
         self._at = at
         ledgers = itertools.product(
-            (FolderLedger, IcebergLedger, ObjectLedger), ("begin", "prepare", "settle", "end")
+            (FolderLedger, ObjectLedger), ("begin", "prepare", "settle", "end")
         )
         calls = (
             *ledgers,
             (folder_ledger, "write_rows"),
             (Objects, "_put"),
             (Objects, "remove"),
-            (EncryptedTransaction, "_commit"),
             (local_storage, "publish"),
             (LocalStorage, "write_small"),
         )
@@ -336,9 +328,6 @@ def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
     clear(ledger, job_id, str(folder))
 
 
-@pytest.mark.parametrize(
-    "place", ["folder", "object", pytest.param("iceberg", marks=pytest.mark.slow)], indirect=True
-)
 def test_a_job_that_is_killed_at_any_step(
     tmp_path: Path, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +337,7 @@ def test_a_job_that_is_killed_at_any_step(
         at += 1
         folder = tmp_path / f"out{at}"
         folder.mkdir()
-        ledger = place.open(root=str(folder))
+        ledger = place.open()
         with monkeypatch.context() as patch:
             kills = _Kills(patch, at)
             try:
@@ -363,12 +352,12 @@ def test_a_job_that_is_killed_at_any_step(
             if path.name in "ab":
                 assert (str(path), path.read_text()) in known
         ledger.close()
-        with place.open(root=str(folder)) as ledger:
+        with place.open() as ledger:
             settle_pending(ledger)
             _encrypt(ledger, folder, f"{at:06x}ff")
             rows = ledger.done(ENCRYPT, below=str(folder))
             everything = [row for row in ledger.rows() if row.target in rows]
-            assert not list(ledger.pending(others=True))
+            assert not list(ledger.pending())
             assert not ledger.killed()
         # No file twice, none without its key, and nothing else.
         assert sorted(Path(target).name for target in rows) == list("ab")
@@ -381,206 +370,6 @@ def test_a_job_that_is_killed_at_any_step(
         if not is_killed:
             break
     assert kills.steps >= 12
-
-
-class TestTwoJobs:
-    """Of one table."""
-
-    def test_both_run_if_their_files_do_not_meet(
-        self, tmp_path: Path, table_ledger: LedgerPlace
-    ) -> None:
-        with table_ledger.open(root="/a") as first, table_ledger.open(root="/b") as second:
-            one = first.prepare([row(tmp_path / "one")])
-            two = second.prepare([row(tmp_path / "two")])
-            assert one.number < two.number
-            assert [batch.number for batch in second.pending()] == [two.number]
-            second.begin("22", "/b")
-            assert (first.killed(), second.killed()) == ({}, {"22": "/b"})
-            second.settle(two, two.rows)
-            first.settle(one, one.rows)
-            for root in ("/a", "/a/sub", "/", None):
-                with pytest.raises(BlockingIOError, match=r"process .* last seen .* release"):
-                    table_ledger.open(root=root)
-            table_ledger.open(root="/ab").close()
-            assert {row.target for row in first.rows()} == {
-                str(tmp_path / "one"),
-                str(tmp_path / "two"),
-            }
-            second.end("22")
-
-    def test_a_claim_is_renewed(
-        self, table_ledger: LedgerPlace, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("ags1.spark.ledger.iceberg.RENEW_SECONDS", 0.1)
-        with table_ledger.open(root="/a") as ledger:
-            [first] = ledger.claims()
-            deadline = time.monotonic() + 60
-            while ledger.claims()[0].renewed_ms == first.renewed_ms:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            ledger.settle(ledger.prepare([]), [])
-
-    @pytest.mark.parametrize("how", ["lease", "release", "process"])
-    def test_a_dead_jobs_work_is_taken_over(
-        self, tmp_path: Path, table_ledger: LedgerPlace, monkeypatch: pytest.MonkeyPatch, how: str
-    ) -> None:
-        elsewhere = table_ledger.open(root="/b")
-        dead = table_ledger.open(root="/a")
-        batch = dead.prepare([row(tmp_path / "a")])
-        dead.begin(JOB, "/a")
-        dead.note_staged(JOB, 1, {"s3://bucket/a": "upload"})
-        [claim] = [claim for claim in dead.claims() if claim.roots == ("/a",)]
-        if how == "lease":
-            later = claims.now_ms() + claims.LEASE_SECONDS * 1000 + 1
-            monkeypatch.setattr("ags1.spark.ledger.iceberg.now_ms", lambda: later)
-        elif how == "release":
-            with table_ledger.open(writing=False) as reader:
-                reader.release(claim.claim_id)
-                with pytest.raises(OSError, match="no claim of a job ffff"):
-                    reader.release("ffff")
-        else:
-            monkeypatch.setattr(claims, "_start_of", lambda pid: "")
-        with table_ledger.open(root="/a/b") as heir:
-            assert [taken.rows for taken in heir.pending()] == [[*batch.rows]]
-            assert heir.killed() == {JOB: "/a"}
-            assert heir.staged(JOB) == [("s3://bucket/a", "upload")]
-            for change in (
-                lambda: dead.settle(batch, batch.rows),
-                lambda: dead.prepare(batch.rows),
-                lambda: dead.replace_all({1: batch.rows}),
-            ):
-                with pytest.raises(OSError, match="another job has taken over"):
-                    change()
-            [taken] = heir.pending()
-            heir.settle(taken, taken.rows)
-            heir.end(JOB)
-            assert heir.rows() == [*batch.rows]
-        dead.close()
-        elsewhere.close()
-        with table_ledger.open(writing=False) as reader:
-            assert not [claim for claim in reader.claims() if claim.roots[0].startswith("/a")]
-
-
-def test_a_table_that_is_no_ledger(table_ledger: LedgerPlace) -> None:
-    for name, said in (
-        ("iceberg:prod.ledger", "CATALOG.NAMESPACE.TABLE"),
-        ("iceberg:none.ops.ledger", "no catalog 'none' is configured"),
-    ):
-        with pytest.raises(OSError, match=said):
-            open_ledger(LedgerAt(name, table_ledger.at.kms, "default"), writing=True)
-    with pytest.raises(FileNotFoundError, match="no such ledger"):
-        table_ledger.open(writing=False)
-    assert table_ledger.at.kms is not None
-    with load_catalog("prod", **dict(table_ledger.at.kms.properties)) as catalog:
-        catalog.create_namespace("ops")
-        schema = pa.schema([("a", pa.int64())])
-        catalog.create_table("ops.plain", schema)
-        catalog.create_table("ops.other", schema, properties={"encryption.key-id": "default"})
-    for name, error in (("plain", NotEncryptedError), ("other", FormatError)):
-        with pytest.raises(error):
-            open_ledger(table_ledger.at._replace(location=f"iceberg:prod.ops.{name}"), writing=True)
-
-
-def test_a_ledger_of_many_waves(
-    tmp_path: Path, table_ledger: LedgerPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Old wrapped keys leave the table's files, and its files and snapshots do not pile up."""
-    monkeypatch.setattr("ags1.spark.ledger.iceberg._FILES_BEFORE_COMPACTION", 5)
-    monkeypatch.setattr("ags1.spark.ledger.iceberg._COMMITS_BEFORE_EXPIRY", 8)
-    monkeypatch.setattr("ags1.spark.ledger.iceberg._JOBS_SNAPSHOTS_MS", 0)
-    properties = {**iceberg._PROPERTIES, "history.expire.min-snapshots-to-keep": "1"}
-    monkeypatch.setattr(iceberg, "_PROPERTIES", properties)
-    with table_ledger.open() as ledger:
-        for number in range(6):
-            batch = ledger.prepare([row(tmp_path / f"{number}")])
-            ledger.settle(batch, batch.rows)
-        # Whoever reads them may take longer than snapshots are kept.
-        monkeypatch.setattr("ags1.spark.ledger.table_rows.MOST_ROWS", 1)
-        batches = ledger.rows_between(0)
-        assert next(batches)[0] == 1
-        for number in ledger.numbers():
-            [old] = next(rows for _, rows in ledger.rows_between(number - 1, number))
-            ledger.replace(number, [old._replace(key_metadata="again")])
-        ledger.compact()
-        assert [(number, rows[0].key_metadata) for number, rows in batches] == [
-            (number, "again") for number in range(2, 7)
-        ]
-    with table_ledger.open(writing=False) as ledger:
-        assert isinstance(ledger, IcebergLedger)
-        assert [Path(row.target).name for row in ledger.rows()] == list("012345")
-        assert list(ledger.done(ENCRYPT, below=str(tmp_path / "3"))) == [str(tmp_path / "3")]
-        table = ledger._table
-        assert len(list(table.scan().plan_files())) == 1
-        branch = table.snapshot_by_name("jobs")
-        assert branch is not None
-        assert len(table.snapshots()) < 20
-
-
-@pytest.fixture(params=["sql", "rest"])
-def catalog_of_ledger(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    table_ledger: LedgerPlace,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[LedgerPlace]:
-    """A ledger that is a table of a catalog in a database, or of a REST catalog."""
-    if request.param == "sql":
-        yield table_ledger
-        return
-    with Rest(tmp_path / "rest") as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        properties = {"type": "rest", "uri": f"http://127.0.0.1:{server.server_address[1]}"}
-        monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": properties}})
-        yield table_ledger
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize("meanwhile", ["settle", "compact"])
-def test_a_table_is_compacted_while_another_job_works(
-    tmp_path: Path,
-    catalog_of_ledger: LedgerPlace,
-    monkeypatch: pytest.MonkeyPatch,
-    meanwhile: str,
-) -> None:
-    """No row is lost or doubled, no batch gets another number, and what was pending stays so."""
-    monkeypatch.setattr(iceberg, "_FILES_BEFORE_COMPACTION", 5)
-    place = catalog_of_ledger
-    rows = [row(tmp_path / f"{number}") for number in range(6)]
-    with place.open(root="/a") as ledger, place.open(root="/b") as other:
-        assert isinstance(ledger, IcebergLedger)
-        for one in rows[:5]:
-            ledger.settle(ledger.prepare([one]), [one])
-        held = other.prepare([rows[5]])
-        pending = ledger.prepare([row(tmp_path / "pending")])
-        ledger.begin(JOB, "/a")
-        commit = EncryptedTransaction._commit
-
-        def committing(*arguments: Any, **more: Any) -> Any:
-            monkeypatch.setattr(EncryptedTransaction, "_commit", commit)
-            other.settle(held, held.rows)
-            if meanwhile == "compact":
-                other.close()  # which does it, because the files are many
-            return commit(*arguments, **more)
-
-        monkeypatch.setattr(EncryptedTransaction, "_commit", committing)
-        if meanwhile == "compact":
-            with pytest.raises(BlockingIOError, match="another job has compacted"):
-                ledger.compact()
-            assert ledger.compact() == (1, 1)
-        else:
-            assert ledger.compact() == (5, 2)
-        assert ledger.rows() == rows
-        assert ledger.numbers() == [1, 2, 3, 4, 5, held.number]
-        assert list(ledger.pending()) == [pending]
-        assert ledger.killed() == {JOB: "/a"}
-        ledger.settle(pending, pending.rows)
-    with place.open() as ledger:  # takes over the note, which no job has ended
-        assert ledger.killed() == {JOB: "/a"}
-        assert ledger.rows() == [*rows, *pending.rows]
-        assert ledger.numbers() == [*range(1, 8)]
-        ledger.end(JOB)
 
 
 def test_a_link_inside_the_target_folder(tmp_path: Path) -> None:
@@ -1366,66 +1155,108 @@ def test_what_a_row_calls_staged_is_of_its_own_job_and_in_the_targets_folder() -
     assert files.staged_of(f"{name}\t5-6", "cd") is None
 
 
-def test_the_commands_on_ledgers(tmp_path: Path, table_ledger: LedgerPlace, keyring: Path) -> None:
-    """Rows move from a folder to a table and back."""
+def test_the_commands_on_ledgers(tmp_path: Path) -> None:
+    """Rows move from a folder to objects, to a Parquet file, and back."""
 
     def run(*words: str) -> Any:
-        more = ("--keyring", str(keyring)) if "iceberg" in "".join(words) else ()
-        return CliRunner().invoke(app, ["spark", "ledger", *words, *more])
+        return CliRunner().invoke(app, ["spark", "ledger", *words])
 
-    folder, table = str(tmp_path / "ledger"), table_ledger.at.location
+    folder, objects = str(tmp_path / "ledger"), f"memory://{tmp_path.name}/ledger"
+    exported = str(tmp_path / "rows.parquet")
     rows = [row(tmp_path / name) for name in "abc"]
     with open_ledger(folder, writing=True) as ledger:
         for part in (rows[:2], rows[2:]):
             ledger.settle(ledger.prepare(part), part)
         pending = ledger.prepare(rows[:1])
-    refused = run("import", table, folder, "--key", "default")
-    assert refused.exit_code == 6
-    assert "a job is writing, or was killed" in refused.output
+    for words in (("import", objects, folder), ("export", folder, exported)):
+        refused = run(*words)
+        assert refused.exit_code == 6
+        assert "a job is writing, or was killed" in refused.output
     with open_ledger(folder, writing=True) as ledger:
         ledger.settle(pending, [rows[0]._replace(status=FAILED)])
 
     for copied, known in ((4, 0), (0, 4)):
-        done = run("import", table, folder, "--key", "default", "--json")
+        done = run("import", objects, folder, "--json")
         assert done.exit_code == 0, done.output
         facts = json.loads(done.output)
         assert (facts["rows"], facts["known"]) == (copied, known)
+    assert run("export", objects, exported).exit_code == 0
+    assert stat.S_IMODE(os.stat(exported).st_mode) == 0o600
+    assert run("export", objects, exported).exit_code == 6
+    assert run("export", objects, exported, "--force").exit_code == 0
+    assert run("export", objects, "elsewhere").exit_code == 2
+    assert pq.read_table(exported, columns=["target"]).num_rows == 4
     back = str(tmp_path / "back")
-    assert run("export", table, back).exit_code == 0
-    with open_ledger(folder, writing=False) as old, table_ledger.open(writing=False) as new:
-        with open_ledger(back, writing=False) as copy:
-            assert old.rows() == new.rows() == copy.rows()
+    assert run("import", back, exported).exit_code == 0
+    with (
+        open_ledger(folder, writing=False) as old,
+        open_ledger(objects, writing=False) as new,
+        open_ledger(back, writing=False) as copy,
+    ):
+        assert old.rows() == new.rows() == copy.rows()
     # Whoever keeps a copy must not take it for one of the keys that were wrapped again.
-    with table_ledger.open() as ledger:
+    with open_ledger(objects, writing=True) as ledger:
         [number] = ledger.numbers()
         ledger.replace(number, [one._replace(key_metadata="again") for one in ledger.rows()])
-    for words in (("export", table, back), ("import", table, back)):
+    for words in (
+        ("import", back, objects),
+        ("import", objects, back),
+        ("import", objects, exported),
+    ):
         refused = run(*words)
         assert refused.exit_code == 6
         assert "was rewrapped: copy into an empty ledger" in refused.output
-    assert run("export", table, str(tmp_path / "new")).exit_code == 0
+    assert run("import", str(tmp_path / "new"), objects).exit_code == 0
 
-    told = json.loads(run("info", table, "--json").output)
+    told = json.loads(run("info", objects, "--json").output)
     assert told["rows"] == {"encrypt done": 3, "encrypt failed": 1}
-    assert (told["encrypted_files"], told["jobs"]) == (3, [])
-    with table_ledger.open(root="/a") as job:
+    assert (told["encrypted_files"], told["claim"]) == (3, None)
+    with open_ledger(objects, writing=True) as job:
         job.begin(JOB, "/a")
-        [claim] = job.claims()
-        text = run("info", table).output
-        assert f"claim of job {claim.claim_id}: /a" in text
+        claim = job.claim()
+        assert claim is not None
+        text = run("info", objects).output
+        assert f"claim of job {claim.claim_id}" in text
         assert f"job {JOB} in /a has not ended" in text
-        assert run("release", table, claim.claim_id).exit_code == 0
-        assert run("forget", table, JOB).exit_code == 0
-        refused = run("forget", table, JOB, "--json")
+        assert run("release", objects, "ffff").exit_code == 6
+        assert run("release", objects, claim.claim_id).exit_code == 0
+        assert run("forget", objects, JOB).exit_code == 0
+        refused = run("forget", objects, JOB, "--json")
         error = json.loads(refused.stdout)["error"]
         assert (refused.exit_code, error["exit_code"], error["kind"]) == (2, 2, "UsageError")
     other = str(tmp_path / "other")
     with open_ledger(other, writing=True) as ledger:
         newer = [rows[0]._replace(finished_ms=99)]
         ledger.settle(ledger.prepare(newer), newer)
-    refused = run("import", other, table)
+    refused = run("import", other, objects)
     assert refused.exit_code == 6
     assert "has a newer row" in refused.output
+
+
+def test_the_rows_of_a_table_that_was_a_ledger(tmp_path: Path) -> None:
+    """Its rows have no order but that of two columns."""
+    with pytest.raises(OSError, match="ags1 table scan TABLE --catalog CATALOG --filter"):
+        open_ledger("iceberg:prod.ops.ledger", writing=False)
+    rows = [row(tmp_path / name, finished_ms=at) for at, name in enumerate("abcd")]
+    table = table_of(rows).append_column("entry", pa.array(["settled"] * 4))
+    table = table.append_column("batch", pa.array([1, 1, 2, 12], pa.int64()))
+    table = table.append_column("number", pa.array([0, 1, 0, 0], pa.int64()))
+    wide = table.cast(
+        pa.schema(
+            [
+                field.with_type(pa.large_string()) if field.type == pa.string() else field
+                for field in table.schema
+            ]
+        )
+    )
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(wide.take([3, 1, 2, 0]), path)
+    with open_ledger(tmp_path / "ledger", writing=True) as ledger:
+        assert copy_rows(ParquetRows(path), ledger).rows == 4
+        assert ledger.rows() == rows
+    pq.write_table(wide.drop_columns("batch"), path)
+    with pytest.raises(FormatError, match="does not have the columns"):
+        next(ParquetRows(path).rows_between(0))
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[by
     assert (summary["known"], summary["failed"], summary["ok"]) == (2, 1, False)
     wrong = CliRunner().invoke(app, ["spark", "ledger", "export", where])
     assert wrong.exit_code == 2
-    assert "give either a TARGET or --to-sidecars" in wrong.output
+    assert "give either FILE.parquet or --to-sidecars" in wrong.output
 
 
 @pytest.mark.usefixtures("pyspark")

@@ -33,8 +33,7 @@ _ledger = click.option(
     type=_PATH,
     metavar="LEDGER",
     help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, "
-    "s3://BUCKET/FOLDER, or iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, files without "
-    "sidecars cannot be decrypted.",
+    "or s3://BUCKET/FOLDER. If it is lost, files without sidecars cannot be decrypted.",
 )
 _force = flag("-f", "--force", help="Overwrite targets that the ledger does not list.")
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
@@ -73,9 +72,9 @@ def spark() -> None:
 
     Large files are split into ranges of blocks and small files are grouped, so that all cores work.
     The keys are kept in a ledger instead of sidecars: a folder on the driver's machine, or, so that
-    it outlives that machine, a folder of an object storage (s3://BUCKET/FOLDER) or an encrypted
-    table (iceberg:CATALOG.NAMESPACE.TABLE). A path is a folder that the driver and all executors
-    have mounted, or a URL of S3 (pip install 'ags1[s3]') or of another storage that fsspec knows.
+    it outlives that machine, a folder of an object storage (s3://BUCKET/FOLDER). A path is a folder
+    that the driver and all executors have mounted, or a URL of S3 (pip install 'ags1[s3]') or of
+    another storage that fsspec knows.
     Each process uses the KMS and the storage under its own identity and finds its own credentials:
     a role, VAULT_TOKEN, a token file. A secret in AGS1_KMS_... or in the configuration is refused,
     because it would be sent to the executors.

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..console import Output, counted
 from ..exits import Group
-from ..kms import options
-from ..kms.options import KmsOptions
 from ..options import Paths, flag, output
 from .running import BulkCommand
-from .session import kms_config, report_of
+from .session import report_of
 
 if TYPE_CHECKING:
     from ...spark.jobs.sidecars import Moved
-    from ...spark.ledger import LedgerAt
 
 _ledger = click.argument("ledger", metavar="LEDGER")
 
@@ -27,15 +24,12 @@ _ledger = click.argument("ledger", metavar="LEDGER")
 def ledger() -> None:
     """Look at a ledger, copy it, compact it, rebuild it, free it.
 
-    LEDGER is a folder, the URL of one in S3 or another object storage with conditional writes, or
-    iceberg:CATALOG.NAMESPACE.TABLE for an encrypted table of a catalog that PyIceberg's
-    configuration names. A table is opened with the KMS of its catalog's configuration or, if that
-    has none, with the KMS of the options.
+    LEDGER is a folder, or the URL of one in S3 or another object storage with conditional writes.
 
     Examples:
       ags1 spark ledger info ledger
-      ags1 spark ledger import iceberg:prod.ops.ledger ledger
-      ags1 spark ledger export iceberg:prod.ops.ledger backup
+      ags1 spark ledger import ledger s3://ops/ledger
+      ags1 spark ledger export ledger rows.parquet
     """
 
 
@@ -44,32 +38,23 @@ ledger.command_class = BulkCommand
 
 @ledger.command(short_help="Show a ledger's rows by outcome, and unfinished jobs.")
 @_ledger
-@options.kms
 @output
-def info(ledger: str, kms: KmsOptions, out: Output) -> int:
+def info(ledger: str, out: Output) -> int:
     """Show what a ledger has: rows by operation and outcome, and the work of jobs that have not
     ended.
 
     Examples:
       ags1 spark ledger info ledger
-      ags1 spark ledger info iceberg:prod.ops.ledger --json | jq .jobs
+      ags1 spark ledger info s3://ops/ledger --json | jq .claim
     """
     from ...spark.ledger import ENCRYPT, open_ledger
 
-    with open_ledger(_ledger_at(ledger, kms), writing=False) as opened:
-        pending = list(opened.pending(others=True))
+    with open_ledger(ledger, writing=False) as opened:
+        pending = list(opened.pending())
         counts = Counter(
             f"{row.operation} {row.status}" for row in opened.rows(("operation", "status"))
         )
-        claims = opened.claims()
-        jobs = [
-            {
-                "job": claim.claim_id,
-                "folders": [root or "any" for root in claim.roots],
-                "renewed_ms": claim.renewed_ms,
-            }
-            for claim in claims
-        ]
+        claim = opened.claim()
         facts: dict[str, Any] = {
             "ledger": opened.location,
             "batches": len(opened.numbers()),
@@ -77,16 +62,15 @@ def info(ledger: str, kms: KmsOptions, out: Output) -> int:
             "encrypted_files": len(opened.done(ENCRYPT, ())),
             "pending_rows": sum(len(batch.rows) for batch in pending),
             "killed": opened.killed(),
-            "jobs": jobs,
+            "claim": claim and {"job": claim.claim_id, "renewed_ms": claim.renewed_ms},
         }
     lines = [f"{counted(facts['encrypted_files'], 'encrypted file')}, {facts['batches']:,} batches"]
     lines += [f"{number:,} rows: {what}" for what, number in facts["rows"].items()]
     if facts["pending_rows"]:
         lines.append(f"{facts['pending_rows']:,} rows of a job that runs or was killed")
     lines += [f"job {job} in {folder} has not ended" for job, folder in facts["killed"].items()]
-    for claim in claims:
-        folders = ", ".join(root or "any folder" for root in claim.roots)
-        lines.append(f"claim of job {claim.claim_id}: {folders}")
+    if claim:
+        lines.append(f"claim of job {claim.claim_id}")
     if out.as_json:
         out.result(facts)
     else:
@@ -98,74 +82,83 @@ def info(ledger: str, kms: KmsOptions, out: Output) -> int:
 @ledger.command("import", short_help="Copy the rows of another ledger into this one.")
 @_ledger
 @click.argument("source", metavar="SOURCE")
-@options.new_key
-@options.kms
 @output
-def import_(ledger: str, source: str, key: str | None, kms: KmsOptions, out: Output) -> int:
-    """Copy the rows of the ledger SOURCE into LEDGER.
+def import_(ledger: str, source: str, out: Output) -> int:
+    """Copy the rows of SOURCE into LEDGER.
 
-    SOURCE is another ledger of any kind, and does not change. If LEDGER does not exist, it is
-    made; a new table is encrypted under the master key --key. Rows that LEDGER has already are left
-    out, so an interrupted run can be repeated. No job may write to LEDGER meanwhile.
+    SOURCE is another ledger of any kind, or a Parquet file of 'export' (FILE.parquet). It does not
+    change. If LEDGER does not exist, it is made. Rows that LEDGER has already are left out, so an
+    interrupted run can be repeated. No job may write to LEDGER meanwhile.
 
     Examples:
-      ags1 spark ledger import iceberg:prod.ops.ledger ledger --key default
+      ags1 spark ledger import s3://ops/ledger ledger
+      ags1 spark ledger import ledger rows.parquet
     """
-    return _copy(source, ledger, key, kms, out)
+    from ...spark.ledger import open_ledger
+    from ...spark.ledger.copying import ParquetRows, copy_rows
+
+    with ExitStack() as stack:
+        if source.endswith(".parquet"):
+            rows: Any = ParquetRows(source)
+        else:
+            rows = stack.enter_context(open_ledger(source, writing=False))
+        target = stack.enter_context(open_ledger(ledger, writing=True))
+        copied = copy_rows(rows, target)
+    facts = {"source": source, "target": ledger, **copied._asdict()}
+    text = f"copied {copied.rows:,} rows to {ledger}"
+    out.result(facts, f"{text}, {copied.known:,} were there already" if copied.known else text)
+    return 0
 
 
-@ledger.command(short_help="Copy the rows to another ledger, or to sidecars.")
+@ledger.command(short_help="Write the rows to a Parquet file, or to sidecars.")
 @_ledger
-@click.argument("target", metavar="[TARGET]", required=False)
-@flag("--to-sidecars", help="Write FILE.keys beside each encrypted file, instead of a TARGET.")
-@options.new_key
-@options.kms
+@click.argument("target", metavar="[FILE.parquet]", required=False)
+@flag("--to-sidecars", help="Write FILE.keys beside each encrypted file, instead of one file.")
+@flag("-f", "--force", help="Overwrite the Parquet file if it exists.")
 @output
-def export(
-    ledger: str,
-    target: str | None,
-    to_sidecars: bool,
-    key: str | None,
-    kms: KmsOptions,
-    out: Output,
-) -> int:
-    """Copy the rows of LEDGER into the ledger TARGET, such as a folder for a backup.
+def export(ledger: str, target: str | None, to_sidecars: bool, force: bool, out: Output) -> int:
+    """Write the rows of LEDGER to one Parquet file, which DuckDB, Spark or Iceberg can query.
 
-    If TARGET does not exist, it is made. Rows that TARGET already has are left out, so an
-    interrupted run can be repeated. No job may write to TARGET meanwhile. With --to-sidecars, each
-    encrypted file gets its wrapped key beside it. Then 'ags1 decrypt' and others open it without
-    the ledger, and 'rebuild' makes a ledger of the sidecars.
+    The wrapped keys are in it, so it is a copy of the ledger too: 'import' makes a ledger of it.
+    With --to-sidecars, each encrypted file gets its wrapped key beside it. Then 'ags1 decrypt' and
+    others open it without the ledger, and 'rebuild' makes a ledger of the sidecars.
 
     Examples:
-      ags1 spark ledger export iceberg:prod.ops.ledger backup
+      ags1 spark ledger export s3://ops/ledger rows.parquet
       ags1 spark ledger export ledger --to-sidecars
     """
-    if (target is None) != to_sidecars:
-        raise click.UsageError("give either a TARGET or --to-sidecars")
-    if target is not None:
-        return _copy(ledger, target, key, kms, out)
-    from ...spark.jobs.sidecars import write_sidecars
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_ledger_at(ledger, kms), writing=False) as opened:
-        moved = write_sidecars(opened)
-    return _report(moved, "wrote {}", "sidecar", out)
+    if (target is None) != to_sidecars:
+        raise click.UsageError("give either FILE.parquet or --to-sidecars")
+    with open_ledger(ledger, writing=False) as opened:
+        if target is None:
+            from ...spark.jobs.sidecars import write_sidecars
+
+            return _report(write_sidecars(opened), "wrote {}", "sidecar", out)
+        from ...spark.ledger.copying import export_rows
+
+        if not target.endswith(".parquet"):
+            raise click.UsageError(
+                f"the name of the file has to end in .parquet: {target}. To copy the rows into "
+                f"another ledger, use: ags1 spark ledger import {target} {ledger}"
+            )
+        count = export_rows(opened, target, overwrite=force)
+    out.result({"target": target, "rows": count}, f"wrote {count:,} rows to {target}")
+    return 0
 
 
 @ledger.command()
 @_ledger
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@options.new_key
-@options.kms
 @output
-def rebuild(ledger: str, sources: Paths, key: str | None, kms: KmsOptions, out: Output) -> int:
+def rebuild(ledger: str, sources: Paths, out: Output) -> int:
     """Make a ledger of the sidecars beside encrypted files.
 
     SOURCE is an encrypted file, a folder or a pattern. LEDGER gets a row for each encrypted file
-    with FILE.keys beside it; a new table is encrypted under the master key --key. Files that the
-    ledger has already are left alone, so the command can be repeated. Nothing is decrypted:
-    'verify' tells afterwards whether each key opens its file. To rebuild from a copy of a ledger,
-    use 'import'.
+    with FILE.keys beside it. Files that the ledger has already are left alone, so the command can
+    be repeated. Nothing is decrypted: 'verify' tells afterwards whether each key opens its file. To
+    rebuild from a copy of a ledger, use 'import'.
 
     Examples:
       ags1 spark ledger rebuild ledger sealed
@@ -174,28 +167,26 @@ def rebuild(ledger: str, sources: Paths, key: str | None, kms: KmsOptions, out: 
     from ...spark.jobs.sidecars import rows_from_sidecars
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_ledger_at(ledger, kms, key, new=True), writing=True) as opened:
+    with open_ledger(ledger, writing=True) as opened:
         moved = rows_from_sidecars(opened, sources)
     return _report(moved, "took the keys of {} from their sidecars", "file", out)
 
 
 @ledger.command()
 @_ledger
-@options.kms
 @output
-def compact(ledger: str, kms: KmsOptions, out: Output) -> int:
+def compact(ledger: str, out: Output) -> int:
     """Store a ledger's rows in fewer files.
 
     Each wave of a job adds a file. Rows, and numbers of batches, do not change, so streams that
-    read the ledger go on where they were. If the ledger is a table, its old snapshots are
-    expired too.
+    read the ledger go on where they were.
 
     Examples:
       ags1 spark ledger compact ledger
     """
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_ledger_at(ledger, kms), writing=True) as opened:
+    with open_ledger(ledger, writing=True) as opened:
         before, after = opened.compact()
     facts = {"ledger": ledger, "files_before": before, "files_after": after}
     out.result(facts, f"{counted(before, 'file')} became {after:,}")
@@ -205,9 +196,8 @@ def compact(ledger: str, kms: KmsOptions, out: Output) -> int:
 @ledger.command(short_help="End the claim of a dead job.")
 @_ledger
 @click.argument("job", metavar="JOB")
-@options.kms
 @output
-def release(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
+def release(ledger: str, job: str, out: Output) -> int:
     """End the claim of a job that is dead, so that the next job need not wait.
 
     JOB is the name in the message of the job that was refused, or in 'info'. The next job takes
@@ -215,11 +205,11 @@ def release(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
     lost.
 
     Examples:
-      ags1 spark ledger release iceberg:prod.ops.ledger 5f2b90aa01c3
+      ags1 spark ledger release s3://ops/ledger 5f2b90aa01c3
     """
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_ledger_at(ledger, kms), writing=False) as opened:
+    with open_ledger(ledger, writing=False) as opened:
         opened.release(job)
     out.result({"ledger": ledger, "released": job}, f"released the claim of job {job}")
     return 0
@@ -228,20 +218,19 @@ def release(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
 @ledger.command(short_help="Give up the files of a killed job.")
 @_ledger
 @click.argument("job", metavar="JOB")
-@options.kms
 @output
-def forget(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
+def forget(ledger: str, job: str, out: Output) -> int:
     """Give up the files of a killed job whose folder is lost for good.
 
     JOB is the name in the message of the job that was refused. The next job then notes as failed
     the files that it does not find. Their keys stay in the ledger.
 
     Examples:
-      ags1 spark ledger forget iceberg:prod.ops.ledger 0123456789ab
+      ags1 spark ledger forget s3://ops/ledger 0123456789ab
     """
     from ...spark.ledger import open_ledger
 
-    with open_ledger(_ledger_at(ledger, kms), writing=True) as opened:
+    with open_ledger(ledger, writing=True) as opened:
         if job not in opened.killed():
             raise click.UsageError(
                 f"the ledger has no killed job {job}: 'ags1 spark ledger info' lists them"
@@ -258,41 +247,3 @@ def _report(moved: Moved, text: str, name: str, out: Output) -> int:
     text = f"{text}, {moved.known:,} were there already" if moved.known else text
     out.result(facts, text, report.exit_code)
     return report.exit_code
-
-
-def _copy(source: str, target: str, key: str | None, kms: KmsOptions, out: Output) -> int:
-    from ...spark.ledger import open_ledger
-    from ...spark.ledger.copying import copy_rows
-
-    with (
-        open_ledger(_ledger_at(source, kms), writing=False) as old,
-        open_ledger(_ledger_at(target, kms, key, new=True), writing=True) as new,
-    ):
-        copied = copy_rows(old, new)
-    facts = {"source": source, "target": target, **copied._asdict()}
-    text = f"copied {copied.rows:,} rows to {target}"
-    out.result(facts, f"{text}, {copied.known:,} were there already" if copied.known else text)
-    return 0
-
-
-def _ledger_at(
-    location: str, kms: KmsOptions, key: str | None = None, *, new: bool = False
-) -> LedgerAt:
-    """Return the ledger, with the KMS if it is a table. Raises click.UsageError, KmsError, OSError
-    for a text that is no ledger."""
-    from ...errors import KmsConfigurationError
-    from ...spark.ledger import LedgerAt, ledger_location
-    from ..kms.master_keys import named_key, settings_of
-
-    location = ledger_location(location)
-    if not location.startswith("iceberg:"):
-        return LedgerAt(location)
-    if new:
-        settings, key_id = named_key(kms, key)
-        return LedgerAt(location, kms_config(settings), key_id)
-    # The catalog's own configuration may have a KMS.
-    is_optional = kms == KmsOptions()
-    found = None
-    with suppress(KmsConfigurationError) if is_optional else nullcontext():
-        found = kms_config(settings_of(kms))
-    return LedgerAt(location, found)

@@ -28,7 +28,6 @@ from ..ledger import (
     REMOVED,
     Batch,
     Ledger,
-    LedgerAt,
     Row,
     check_ledger,
     open_ledger,
@@ -60,7 +59,7 @@ def rows_of(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> li
 
 
 def commit_to_ledger(
-    ledger_at: LedgerAt | str,
+    ledger_location: str,
     folder: str,
     rows: Sequence[Row],
     *,
@@ -76,7 +75,7 @@ def commit_to_ledger(
     means that another job has been writing to the ledger for a minute.
     """
     old: list[str] = []
-    with _opened(ledger_at, folder) as ledger:
+    with _opened(ledger_location) as ledger:
         settle_pending(ledger)
         if is_done is not None and is_done(ledger):
             staging.withdraw(rows)
@@ -96,14 +95,13 @@ def commit_to_ledger(
         remove_with_sidecar(path)
 
 
-def take_back(ledger_at: LedgerAt | str, job_id: str, folder: str | None = None) -> None:
-    """Undo what an interrupted commit of a job to ``folder`` (None: any) has done. Raises
-    OSError."""
+def take_back(ledger_location: str, job_id: str) -> None:
+    """Undo what an interrupted commit of a job has done. Raises OSError."""
     try:
-        check_ledger(ledger_at.location if isinstance(ledger_at, LedgerAt) else ledger_at)
+        check_ledger(ledger_location)
     except FileNotFoundError:
         return
-    with _opened(ledger_at, folder) as ledger:
+    with _opened(ledger_location) as ledger:
         for batch in ledger.pending():
             if any(row.job_id == job_id for row in batch.rows):
                 _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
@@ -117,13 +115,13 @@ def remove_with_sidecar(path: str) -> None:
     staging.remove(sidecar_path(path))
 
 
-def _opened(ledger_at: LedgerAt | str, root: str | None) -> Ledger:
+def _opened(ledger_location: str) -> Ledger:
     """Open a ledger for writing, as soon as no other job writes."""
     deadline = time.monotonic() + LOCK_SECONDS
     pause = _POLL_SECONDS
     while True:
         try:
-            return open_ledger(ledger_at, writing=True, root=root)
+            return open_ledger(ledger_location, writing=True)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise

@@ -16,7 +16,7 @@ from ...errors import KeyMetadataError
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..keys import FileKeys
-from ..ledger import DONE, ENCRYPT, REMOVED, LedgerAt, open_ledger
+from ..ledger import DONE, ENCRYPT, REMOVED, open_ledger
 from ..splits import PART_SIZE
 from ..storage.choice import absolute
 from ..storage.protocol import REQUESTS
@@ -96,7 +96,7 @@ def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]
     listed = {absolute(file.path): file for file in list_files(paths)}
     if not options.get("ledger"):
         return list(listed.values()), {}
-    with open_ledger(LedgerAt.of_options(options), writing=False) as ledger:
+    with open_ledger(options["ledger"], writing=False) as ledger:
         known = ledger.done(ENCRYPT, ("key_metadata",))
         # Files of a job that is running, and files that were removed.
         others = {

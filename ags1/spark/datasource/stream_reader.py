@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from .. import options as opt
 from ..jobs.publishing import has_its_name
-from ..ledger import DONE, ENCRYPT, REMOVED, Ledger, LedgerAt, Row, open_ledger
+from ..ledger import DONE, ENCRYPT, REMOVED, Ledger, Row, ledger_location, open_ledger
 from ..storage.choice import absolute
 from .encrypted_files import list_file, list_if_there
 from .reader import FilesPartition, FilesReader
@@ -48,7 +48,7 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
         if not options.get("ledger"):
             said = "reading a stream needs the option 'ledger': it tells which files are done"
             raise ValueError(said)
-        self._ledger = LedgerAt.of_options(options)
+        self._ledger = ledger_location(options["ledger"])
         self._folders = [absolute(path) for path in opt.paths(options)]
         self._start = options.get("startingoffsets", _EARLIEST).lower()
         if self._start not in (_EARLIEST, _LATEST):
@@ -117,7 +117,7 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
                         rows.pop(row.target, None)
             if rows:
                 # Pending batches before settled ones: see ``Ledger.pending``.
-                for pending in ledger.pending(others=True):
+                for pending in ledger.pending():
                     _leave_out(rows, [row for row in pending.rows if has_its_name(row)])
                 for _, batch in ledger.rows_between(last, None, _KNOWN):
                     _leave_out(rows, batch)

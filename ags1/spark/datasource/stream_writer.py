@@ -92,7 +92,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         next batch does so."""
         assert self._target.ledger is not None
         for job_id in jobs_of(messages):
-            take_back(self._target.ledger, job_id, self._target.folder)
+            take_back(self._target.ledger, job_id)
             staging.withdraw(self._rows(messages, job_id))
             staging.clear(self._target.folder, job_id, job_id[:_QUERY_DIGITS])
 

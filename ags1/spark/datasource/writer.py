@@ -33,7 +33,7 @@ from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..jobs.selection import SUFFIX
 from ..keys import FileKeys
-from ..ledger import LedgerAt, Row, ledger_location
+from ..ledger import Row, ledger_location
 from ..paths import local_path
 from ..storage.choice import absolute, storage_of
 from ..workers import end_of_task
@@ -78,9 +78,9 @@ class Target(NamedTuple):
         return cls(absolute(path), inner, columns, dict(options))
 
     @property
-    def ledger(self) -> LedgerAt | None:
+    def ledger(self) -> str | None:
         """The ledger that gets the files' keys, None if sidecars do."""
-        return LedgerAt.of_options(self.options) if self.options.get("ledger") else None
+        return self.options.get("ledger") or None
 
     def write(
         self, batches: Iterable[pa.RecordBatch], keys: FileKeys, job_id: str, group: str
@@ -139,7 +139,7 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def abort(self, messages: list[WrittenFile | None]) -> None:
         """Remove everything that the attempts have written."""
         if self._target.ledger is not None:
-            take_back(self._target.ledger, self._job_id, self._target.folder)
+            take_back(self._target.ledger, self._job_id)
             staging.withdraw(self._rows(files_of(messages)))
         staging.clear(self._target.folder, self._job_id, self._job_id)
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from ..keys import FileKeys, KmsConfig
-from ..ledger import DECRYPT, ENCRYPT, LedgerAt
+from ..ledger import DECRYPT, ENCRYPT, ledger_location
 from ..storage.choice import absolute
 from ..storage.packed import Packed
 from ..storage.pieces import Item
@@ -85,10 +85,9 @@ def encrypt_files(
     ``max_failures``: when so many files have failed, no other one is begun. ``dry_run``: write
     nothing, open no file, and return what would be done.
 
-    ``ledger`` is a folder, the URL of one in an object storage, or
-    ``iceberg:CATALOG.NAMESPACE.TABLE``. ``spark`` is a session, classic or of Spark Connect, or a
-    function that returns one. That is called when there is something to do, after everything that
-    needs no Spark: the listing, the ledger's lock, the KMS.
+    ``ledger`` is a folder, or the URL of one in an object storage. ``spark`` is a session, classic
+    or of Spark Connect, or a function that returns one. That is called when there is something to
+    do, after everything that needs no Spark: the listing, the ledger's lock, the KMS.
 
     Raises KmsError, OSError for a ledger or folder that cannot be used or is full (BlockingIOError
     while another job writes), FormatError for a damaged ledger, ValueError, and SparkEndedError.
@@ -98,7 +97,7 @@ def encrypt_files(
     """
     root = absolute(_named(target, "target"))
     paths = _paths(sources)
-    at = LedgerAt(_named(ledger, "ledger"), kms, key_id)
+    at = ledger_location(_named(ledger, "ledger"))
     conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures, sidecars)
     keys = FileKeys.for_sealing(kms, key_id)
     with Job(spark, ENCRYPT, root, at, conduct) as job:
@@ -138,7 +137,7 @@ def decrypt_files(
     root = absolute(_named(target, "target"))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
-    at = LedgerAt(_named(ledger, "ledger"), kms)
+    at = ledger_location(_named(ledger, "ledger"))
     conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures)
     with Job(spark, DECRYPT, root, at, conduct) as job:
         wanted = Packed(Wanted._make)
@@ -172,7 +171,7 @@ def verify_files(
     """
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
-    at = LedgerAt(_named(ledger, "ledger"), kms)
+    at = ledger_location(_named(ledger, "ledger"))
     conduct = Conduct(False, cores, progress, include, exclude, dry_run, max_failures)
     with Job(spark, VERIFY, "", at, conduct) as job:
         items = Packed(Item._make)

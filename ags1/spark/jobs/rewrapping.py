@@ -18,7 +18,7 @@ from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
-from ..ledger import Ledger, LedgerAt, Row
+from ..ledger import Ledger, Row, ledger_location
 from .running import Conduct, Job, Summary
 from .work import cause
 
@@ -63,7 +63,7 @@ def rewrap_ledger(
     if accepted and to_key_id is not None and to_kms is None:
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
-    at = LedgerAt(os.fspath(ledger), kms)
+    at = ledger_location(ledger)
     with Job(spark, REWRAP, "", at, Conduct(durable=durable, cores=cores)) as job:
         if to_kms is None:  # otherwise an earlier run may have done them all
             batches = job.ledger.rows_between(0, None, ("key_metadata",))
@@ -83,8 +83,6 @@ def rewrap_ledger(
             done = ((number, _done(job.summary, rows, results)) for number, rows in batches)
             job.ledger.replace_all({number: rows for number, rows in done if rows is not None})
         job.has_ended = True
-        if to_kms is None:
-            job.ledger.rewrap(to_key_id)
     return job.summary
 
 

@@ -42,7 +42,6 @@ from ..ledger import (
     FAILED,
     SKIPPED,
     JobNote,
-    LedgerAt,
     Row,
     check_ledger,
     open_ledger,
@@ -182,7 +181,7 @@ class Job:
     """One run: its ledger, its summary, and its waves."""
 
     def __init__(
-        self, spark: Any, operation: str, root: str, ledger: LedgerAt, conduct: Conduct
+        self, spark: Any, operation: str, root: str, ledger: str, conduct: Conduct
     ) -> None:
         self.summary = Summary(operation)
         self.operation = operation
@@ -216,13 +215,11 @@ class Job:
         self.ledger: Any = self._opened(ledger)
         self.selection = Selection(operation, root, self.ledger, wanted)
 
-    def _opened(self, ledger: LedgerAt) -> Any:
+    def _opened(self, ledger: str) -> Any:
         if self.operation != ENCRYPT:
-            check_ledger(ledger.location)
+            check_ledger(ledger)
         try:
-            return open_ledger(
-                ledger, writing=self.writes, durable=self._durable, root=self._root or None
-            )
+            return open_ledger(ledger, writing=self.writes, durable=self._durable)
         except FileNotFoundError:
             if self.operation == ENCRYPT and self._conduct.dry_run:
                 return _NoLedger()

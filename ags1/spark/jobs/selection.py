@@ -167,7 +167,7 @@ class Selection:
     def _encrypted_rows(self) -> dict[str, Row]:
         """Return the rows of all encrypted files by target, also those of a job that was killed or
         that is writing now."""
-        pending = [row for batch in self._ledger.pending(others=True) for row in batch.rows]
+        pending = [row for batch in self._ledger.pending() for row in batch.rows]
         columns = ("source_size", "relative_path", "key_metadata")
         by_target = self._ledger.done(ENCRYPT, columns)
         pending = [row for row in pending if (row.operation, row.status) == (ENCRYPT, DONE)]

@@ -7,16 +7,14 @@ files cannot be decrypted.
     folder        a folder of the driver's file system
     objects       conditional writes to an object storage
     object_store  a folder of an object storage
-    iceberg       an encrypted table
-    table_rows    its rows
-    claims        which job writes which files
-    copying       the rows of one ledger into another
+    claims        the job that writes to it
+    copying       the rows of one ledger into another, and as one Parquet file
     choice        ``open_ledger``: the kind that a text names
     lookup        the wrapped keys of files, for readers that are no jobs
 """
 
 from .base import JobNote, Ledger
-from .choice import LedgerAt, check_ledger, ledger_location, open_ledger
+from .choice import check_ledger, ledger_location, open_ledger
 from .rows import (
     DECRYPT,
     DONE,
@@ -40,7 +38,6 @@ __all__ = [
     "Batch",
     "JobNote",
     "Ledger",
-    "LedgerAt",
     "Row",
     "check_ledger",
     "ledger_location",

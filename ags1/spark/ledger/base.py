@@ -28,6 +28,11 @@ from .rows import DONE, REMOVED, Batch, Row
 
 T = TypeVar("T")
 
+BUSY = (
+    "another job is writing to this ledger: wait for it, or give each folder of targets a ledger "
+    "of its own"
+)
+
 
 class JobNote(NamedTuple):
     """What a job notes when it begins: the folder in and below which it stages files, and whether
@@ -51,9 +56,8 @@ class Facts(Protocol[T]):
 class Ledger(ABC):
     """A ledger, open for reading or for writing. ``choice.open_ledger`` makes one.
 
-    Writing means: no other job that is alive writes files of the same folder. A ledger may have one
-    writer at all times (a folder has), or one for each folder of targets. A job that ended without
-    ``close`` does not keep others out for ever; each kind says how long, and how a user ends that.
+    A ledger has one writer at a time. A job that ended without ``close`` does not keep others out
+    for ever; each kind says how long, and how a user ends that.
 
     ``location`` is the text that opens the ledger again. ``own_folder`` is the folder of this
     machine, or the URL, in which no sources are searched for; None if there is none. All methods
@@ -74,10 +78,9 @@ class Ledger(ABC):
         """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
 
     @abstractmethod
-    def pending(self, *, others: bool = False) -> Iterator[Batch]:
+    def pending(self) -> Iterator[Batch]:
         """Yield the pending batches, oldest first: those that a killed job left, and to readers
-        also those that a job is about to settle. A writer gets those that it may settle;
-        ``others`` adds those of other jobs. Read the settled batches afterwards, not before:
+        also those that a job is about to settle. Read the settled batches afterwards, not before:
         otherwise a batch that is settled in between is missed."""
 
     @abstractmethod
@@ -105,24 +108,16 @@ class Ledger(ABC):
         for number, rows in batches.items():
             self.replace(number, rows)
 
-    def rewrap(self, to_key_id: str | None) -> None:
-        """Wrap the ledger's own keys again, under another master key of the same KMS or the newest
-        version of their own. A ledger that is not encrypted itself has none."""
-        return
-
-    def claims(self) -> list[Claim]:
-        """Return the claims of jobs that write, also of dead jobs that have left something. A
-        ledger with a lock of the operating system has none."""
-        return []
+    def claim(self) -> Claim | None:
+        """Return the claim of the job that writes. A ledger with a lock of the operating system has
+        none."""
+        return None
 
     def release(self, claim_id: str) -> None:
         """End the claim of a job that is dead: the next job takes over what it has left. If the job
         is alive, its next step fails. Raises OSError if there is no such claim."""
-        raise self._no_claim(claim_id)
-
-    def _no_claim(self, claim_id: str) -> OSError:
-        said = f"the ledger has no claim of a job {claim_id}: see ags1 spark ledger info"
-        return OSError(errno.ENOENT, said, self.location)
+        message = f"the ledger has no claim of a job {claim_id}: see ags1 spark ledger info"
+        raise OSError(errno.ENOENT, message, self.location)
 
     @abstractmethod
     def compact(self) -> tuple[int, int]:
@@ -145,8 +140,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def notes(self) -> dict[str, JobNote]:
-        """Return the notes of jobs that did not end, by job id; to a writer, without other jobs
-        that are alive."""
+        """Return the notes of jobs that did not end, by job id."""
 
     def killed(self) -> dict[str, str]:
         """Return the folders of the jobs in ``notes`` that have not been cleared."""
@@ -177,7 +171,7 @@ class Ledger(ABC):
         """Return the settled rows, oldest first, with None in columns that are not asked for;
         ``pending`` adds the pending ones, in the order of their batches."""
         # Before the settled ones, so that a batch which is settled meanwhile is not missed.
-        batches: dict[int, Sequence[Row]] = dict(self.pending(others=True)) if pending else {}
+        batches: dict[int, Sequence[Row]] = dict(self.pending()) if pending else {}
         batches.update(self.rows_between(0, None, columns))
         return [row for number in sorted(batches) for row in batches[number]]
 
@@ -200,20 +194,16 @@ class Ledger(ABC):
         below: str = "",
     ) -> None:
         """Put into ``newest`` what ``fact_of`` makes of each row that ``done`` returns. Besides
-        that, one batch at a time is in memory, or of a table some batches."""
-        for row in self._outcomes(operation, [*columns, "operation", "status", "target"], below):
-            if row.status == DONE:
-                newest[row.target] = fact_of(row)
-            elif row.status == REMOVED:
-                newest.pop(row.target, None)
-
-    def _outcomes(self, operation: str, columns: Sequence[str], below: str) -> Iterator[Row]:
-        """Yield the settled rows of an operation whose targets begin with ``below``, oldest first.
-        Rows that are neither done nor removed may be missing."""
-        for _, rows in self.rows_between(0, None, columns):
+        that, one batch at a time is in memory."""
+        names = [*columns, "operation", "status", "target"]
+        for _, rows in self.rows_between(0, None, names):
             for row in rows:
-                if row.operation == operation and row.target.startswith(below):
-                    yield row
+                if row.operation != operation or not row.target.startswith(below):
+                    continue
+                if row.status == DONE:
+                    newest[row.target] = fact_of(row)
+                elif row.status == REMOVED:
+                    newest.pop(row.target, None)
 
     @abstractmethod
     def close(self) -> None:

@@ -1,57 +1,25 @@
-"""Which job writes which files: claims, for ledgers whose storage has no lock that ends with a
-process.
+"""Which process writes to a ledger, for ledgers whose storage has no lock that ends with a process.
 
-A claim is alive as long as its job renews it, every ``RENEW_SECONDS``. If it was not renewed for
-``LEASE_SECONDS``, its job counts as dead, and the next job takes over what it has left. A job of
-this machine counts as dead at once when its process is gone. The machines' clocks have to agree to
-within a minute or two. Knows nothing of where claims are stored.
+A job of this machine counts as dead at once when its process is gone. Knows nothing of where claims
+are stored.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-LEASE_SECONDS = 600
-RENEW_SECONDS = 120
-
 
 class Claim(NamedTuple):
-    """A claim to write the files below ``roots`` ("" is any file). ``process`` identifies the
-    process that made it, ``renewed_ms`` is the time of its last renewal, 0 after its end."""
+    """A job's claim to write to a ledger. ``renewed_ms`` is the time of its last renewal, in ms
+    since 1970 by the storage's clock."""
 
     claim_id: str
-    roots: tuple[str, ...]
-    process: str
     renewed_ms: int
-
-    def meets(self, roots: Iterable[str]) -> bool:
-        """Whether a file may be below a root of the claim and one of ``roots``."""
-        roots = list(roots)
-        return any(_is_below(a, b) or _is_below(b, a) for a in self.roots for b in roots)
-
-    def is_alive(self, at_ms: int) -> bool:
-        """Whether the job of the claim may still write at a time."""
-        lease_ends = self.renewed_ms + LEASE_SECONDS * 1000
-        return at_ms < lease_ends and not is_gone(self.process)
-
-    def refusal(self, location: str, at_ms: int) -> BlockingIOError:
-        """Return the error for a job that wants to write the same files."""
-        seen = max(0, at_ms - self.renewed_ms) // 1000
-        message = (
-            f"another job, {self.claim_id}, is writing files of {self.roots[0] or 'any folder'} "
-            f"with this ledger ({process_name(self.process)}, last seen "
-            f"{seen} s ago): wait for it. If it is dead, this ledger is free {LEASE_SECONDS // 60} "
-            f"minutes after it was last seen, or after: ags1 spark ledger release {location} "
-            f"{self.claim_id}"
-        )
-        return BlockingIOError(errno.EAGAIN, message, location)
 
 
 def this_process() -> str:
@@ -72,10 +40,6 @@ def process_name(process: str) -> str:
 def now_ms() -> int:
     """Return the time in ms since 1970."""
     return time.time_ns() // 1_000_000
-
-
-def _is_below(path: str, root: str) -> bool:
-    return not root or f"{path.rstrip('/')}/".startswith(f"{root.rstrip('/')}/")
 
 
 def is_gone(process: str) -> bool:

@@ -1,16 +1,25 @@
-"""Copies the settled rows of a ledger to another one, of any kind."""
+"""Copies the settled rows of a ledger to another one, of any kind, or to a Parquet file and back.
+
+The file has the columns of ``Row``, and ``batch``: the number of the row's batch."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...atomic import AtomicFile
+from ...errors import FormatError
 from .base import Ledger
-from .rows import FAILED, Row
+from .rows import FAILED, SCHEMA, Row, rows_of, table_of
 
 _MOST_ROWS = 100_000
+_ROWS_AS_OBJECTS = 10_000
+_BATCH, _NUMBER = "batch", "number"
 
 
 class Copied(NamedTuple):
@@ -20,7 +29,94 @@ class Copied(NamedTuple):
     known: int
 
 
-def copy_rows(source: Ledger, target: Ledger) -> Copied:
+class _Settled(Protocol):
+    """Settled rows, as ``Ledger`` has them."""
+
+    def rows_between(
+        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
+    ) -> Iterator[tuple[int, list[Row]]]: ...
+
+
+class ParquetRows:
+    """The rows of a Parquet file that ``export_rows`` has made, or that has the rows of a table
+    which was a ledger: these have the columns ``batch`` and ``number``, which order them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def rows_between(
+        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
+    ) -> Iterator[tuple[int, list[Row]]]:
+        """Yield the rows as ``Ledger.rows_between``. Raises OSError, and FormatError for a file
+        that has no such rows."""
+        batch = 0
+        rows: list[Row] = []
+        for number, row in self._numbered(columns):
+            if number != batch and rows:
+                yield batch, rows
+                rows = []
+            batch = number
+            if after < number and (until is None or number <= until):
+                rows.append(row)
+        if rows:
+            yield batch, rows
+
+    def _numbered(self, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        try:
+            with pq.ParquetFile(self._path) as file:
+                names = file.schema_arrow.names
+                if not {*Row._fields, _BATCH} <= {*names}:
+                    message = "this file does not have the columns of a ledger's rows"
+                    raise FormatError(message, file=self._path)
+                wanted = [*columns, _BATCH]
+                if _NUMBER in names:
+                    table = file.read([*wanted, _NUMBER])
+                    parts = table.sort_by([(_BATCH, "ascending"), (_NUMBER, "ascending")])
+                    batches = iter(parts.to_batches(_ROWS_AS_OBJECTS))
+                else:
+                    batches = file.iter_batches(_ROWS_AS_OBJECTS, columns=wanted)
+                kinds = pa.schema([*(SCHEMA.field(name) for name in columns), (_BATCH, pa.int64())])
+                for part in batches:
+                    table = pa.Table.from_batches([part]).select(kinds.names).cast(kinds)
+                    rows = rows_of(table, columns, self._path)
+                    yield from zip(table.column(_BATCH).to_pylist(), rows, strict=True)
+        except pa.ArrowInvalid as error:
+            raise FormatError(str(error), file=self._path) from None
+
+
+def export_rows(source: Ledger, path: str, *, overwrite: bool = False) -> int:
+    """Write all settled rows to a Parquet file, whole or not at all, and return how many there
+    are. Only the user can read the file. Raises OSError, also for work of a killed job (as
+    ``copy_rows``), and FormatError."""
+    _refuse_unfinished(source)
+    count = 0
+    schema = SCHEMA.append(pa.field(_BATCH, pa.int64()))
+    with (
+        AtomicFile(path, overwrite=overwrite, mode=0o600) as out,
+        open(out.fd, "wb", closefd=False) as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        for batches in _together(source):
+            table = table_of([row for _, rows in batches for row in rows])
+            numbers = [number for number, rows in batches for _ in rows]
+            columns = [*table.columns, pa.array(numbers, pa.int64())]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+            count += len(numbers)
+    return count
+
+
+def _together(source: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
+    """Yield the settled batches, small ones together."""
+    group: list[tuple[int, list[Row]]] = []
+    for number, rows in source.rows_between(0):
+        group.append((number, rows))
+        if sum(len(rows) for _, rows in group) >= _MOST_ROWS:
+            yield group
+            group = []
+    yield group
+
+
+def copy_rows(source: _Settled, target: Ledger) -> Copied:
     """Copy all settled rows of ``source`` to ``target``, in their order, behind its own rows. Rows
     that it has already are left out, so a copy that was interrupted can be repeated.
 
@@ -29,9 +125,8 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
     file, and the older one would count then; or one of the two has keys that were wrapped again and
     the other has not, so that nothing tells which are the newer ones.
     """
-    if any(source.pending(others=True)) or source.killed():
-        said = "a job is writing, or was killed: wait, or run it again, which finishes its work"
-        raise OSError(errno.EBUSY, said, source.location)
+    if isinstance(source, Ledger):
+        _refuse_unfinished(source)
     refuse_pending(target)
     known: dict[_Identity, bytes] = {}
     newest: dict[tuple[str, str], int] = {}
@@ -73,6 +168,12 @@ def refuse_pending(ledger: Ledger) -> None:
         raise OSError(errno.EBUSY, f"{said}finishes its work", ledger.location)
 
 
+def _refuse_unfinished(source: Ledger) -> None:
+    if any(source.pending()) or source.killed():
+        message = "a job is writing, or was killed: wait, or run it again, which finishes its work"
+        raise OSError(errno.EBUSY, message, source.location)
+
+
 _Identity: TypeAlias = "tuple[str | int | None, ...]"
 _IDENTITY = ("operation", "target", "status", "key_id", "job_id", "finished_ms")
 _COMPARED = (*_IDENTITY, "key_metadata")
@@ -82,7 +183,7 @@ def _identity(row: Row) -> _Identity:
     return row.operation, row.target, row.status, row.key_id, row.job_id, row.finished_ms
 
 
-def _compared(ledger: Ledger) -> Iterator[Row]:
+def _compared(ledger: _Settled) -> Iterator[Row]:
     for _, rows in ledger.rows_between(0, None, _COMPARED):  # with all keys, in memory by parts
         yield from rows
 

@@ -28,7 +28,7 @@ from ... import private_file
 from ...atomic import AtomicFile, sync_folder
 from ...errors import KmsAccessDeniedError
 from ...kms.passphrase import check_owner
-from .base import JobNote
+from .base import BUSY, JobNote
 from .rows import Batch, Row, read_parquet, write_parquet
 from .segments import (
     NO_NOTE,
@@ -72,8 +72,7 @@ class FolderLedger(SegmentLedger):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            said = "another job is writing to this ledger: wait for it"
-            raise BlockingIOError(errno.EAGAIN, said, self.folder) from None
+            raise BlockingIOError(errno.EAGAIN, BUSY, self.folder) from None
         settled = self._segments()
         numbers = [segment.last for segment in settled] + [number for number, _ in self._pending()]
         self._next = 1 + max(numbers, default=0)
@@ -105,7 +104,7 @@ class FolderLedger(SegmentLedger):
             write_rows(settled, rows, durable=self._durable)
             os.unlink(pending)
 
-    def pending(self, *, others: bool = False) -> Iterator[Batch]:
+    def pending(self) -> Iterator[Batch]:
         pending = self._pending()
         settled = set(self.numbers())
         for number, path in pending:

@@ -5,21 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ...keys.sidecar import Sidecar
-from .choice import LedgerAt, open_ledger
+from .choice import ledger_location, open_ledger
 from .rows import ENCRYPT
 
 _COLUMNS = ("target", "key_metadata")
 
 
 class LedgerSidecars:
-    """Finds sidecars in the ledger that the options of a data source name (``ledger``, and for a
-    ledger that is encrypted itself those of the KMS). Raises as ``LedgerAt.of_options``."""
+    """Finds sidecars in a ledger. Raises as ``ledger_location``."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._ledger = LedgerAt.of_options(options)
+    def __init__(self, ledger: str) -> None:
+        self._ledger = ledger_location(ledger)
         # By folder: the numbers of the batches that were read, and the wrapped keys by target.
         self._folders: dict[str, tuple[list[int], dict[str, str]]] = {}
 

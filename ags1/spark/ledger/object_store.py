@@ -53,7 +53,7 @@ import pyarrow as pa
 
 from ..._gcm import random_bytes
 from ...errors import FormatError
-from .base import JobNote
+from .base import BUSY, JobNote
 from .claims import Claim, is_gone, process_name, this_process
 from .objects import Objects
 from .rows import Batch, Row, damaged, read_parquet, write_parquet
@@ -188,7 +188,7 @@ class ObjectLedger(SegmentLedger):
         self._change(pending=others)
         self._objects.remove([name])
 
-    def pending(self, *, others: bool = False) -> Iterator[Batch]:
+    def pending(self) -> Iterator[Batch]:
         for number, name in sorted(self._current().pending.items()):
             with contextlib.suppress(FileNotFoundError):  # settled since
                 data = pa.BufferReader(self._objects.read(name))
@@ -201,17 +201,17 @@ class ObjectLedger(SegmentLedger):
     def how_to_forget(self, job_id: str) -> str:
         return f"run: ags1 spark ledger forget {self.location} {job_id}"
 
-    def claims(self) -> list[Claim]:
+    def claim(self) -> Claim | None:
         state = self._current()
         if state.holder is None:
-            return []
+            return None
         renewed = self._objects.modified(_state_name(state.revision))
-        return [Claim(state.writer, ("",), state.holder, int(renewed * 1000))]
+        return Claim(state.writer, int(renewed * 1000))
 
     def release(self, claim_id: str) -> None:
         state = self._current()
         if state.holder is None or state.writer != claim_id:
-            raise self._no_claim(claim_id)
+            super().release(claim_id)
         with contextlib.suppress(_LostClaimError):  # renewed, or ended, meanwhile
             self._changed(state, {"holder": None})
 
@@ -353,18 +353,16 @@ class ObjectLedger(SegmentLedger):
         age = self._objects.check(_state_name(found.revision) if found and holder else None)
         if holder is not None and age <= LEASE_SECONDS and not is_gone(holder):
             said = (
-                f"another job is writing to this ledger ({process_name(holder)}, last seen "
-                f"{max(age, 0):.0f} s ago): wait for it. If it is dead, this ledger is free "
-                f"{LEASE_SECONDS:.0f} s after it was last seen, or after: ags1 spark ledger "
-                f"release {self.location} {found.writer if found else ''}"
+                f"{BUSY} ({process_name(holder)}, last seen {max(age, 0):.0f} s ago). If it is "
+                f"dead, this ledger is free {LEASE_SECONDS:.0f} s after it was last seen, or "
+                f"after: ags1 spark ledger release {self.location} {found.writer if found else ''}"
             )
             raise BlockingIOError(errno.EAGAIN, said, self.location)
         found = found or _State()
         try:
             return self._changed(found, {"epoch": found.epoch + 1, "holder": this_process()})
         except _LostClaimError:
-            said = "another job has just begun to write to this ledger: wait for it"
-            raise BlockingIOError(errno.EAGAIN, said, self.location) from None
+            raise BlockingIOError(errno.EAGAIN, BUSY, self.location) from None
 
     def _change(self, **changes: Any) -> None:
         """Change the state, if this job holds the claim. Raises BlockingIOError if it has lost it,

@@ -23,8 +23,8 @@ _REQUESTS = 16
 _TRIES = 3
 _NO_CONDITION = (
     "this storage has no conditional writes, so two jobs could write to one ledger: use an S3 "
-    "bucket whose server knows If-None-Match, Google's or Azure's storage, a ledger that is an "
-    "Iceberg table (iceberg:CATALOG.NAMESPACE.TABLE), or a folder of the driver"
+    "bucket whose server knows If-None-Match, Google's or Azure's storage, or a folder of the "
+    "driver"
 )
 
 
