@@ -1293,7 +1293,10 @@ def test_an_interrupted_decryption_leaves_nothing(home: Path) -> None:
         with open("fifo", "wb") as fifo:
             fifo.write((home / "a.ags1").read_bytes()[: 3 * BLOCK])
             fifo.flush()
-            wait_for(lambda: any(path.stat().st_size >= BLOCK for path in home.glob(".ags1-*.tmp")))
+            # It may have no name yet.
+            opened = Path(f"/proc/{process.pid}/fd")
+            written = [lambda: home.glob(".ags1-*.tmp"), lambda: opened.glob("*")]
+            wait_for(lambda: any(p.stat().st_size >= BLOCK for paths in written for p in paths()))
             process.send_signal(signal.SIGINT)
             process.wait(60)
     assert process.returncode == 130
