@@ -4,17 +4,18 @@ No byte leaves this module before its block is verified. What is on the disk aft
 ``decrypt``, which changes neither the encrypted file nor its sidecar:
 
     ==================================  =====================  ==================================
-    After this step                     FILE                   .ags1-*.tmp beside it
+    After this step                     FILE                   the new file, without a name
     ==================================  =====================  ==================================
     0. the run starts                   as before the run      none
     1. a block is verified and written  as before the run      the plaintext of verified blocks
     2. every block is verified          as before the run      all of the plaintext
-    3. the temporary file is renamed    all of the plaintext   none
+    3. the new file gets its name       all of the plaintext   none
     ==================================  =====================  ==================================
 
-If a run fails before step 3, it removes the temporary file. If it is killed, the temporary file
-stays, with plaintext in it; nobody can read it who could not read FILE. If it is interrupted in
-step 3, FILE is removed again, unless it has replaced an older file (``--force``).
+If a run fails or is killed before step 3, nothing is left of the new file. Where there are no files
+without a name (see ``ags1.atomic``), it is ``.ags1-*.tmp`` beside FILE. That stays after a kill,
+with plaintext in it; nobody can read it who could not read FILE. If a run is interrupted in step 3,
+FILE is removed again, unless it has replaced an older file (``--force``).
 
 Standard output, pipes and devices get each verified block at once. That cannot be taken back: the
 exit status tells whether the output is complete.
