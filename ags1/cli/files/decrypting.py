@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ...atomic import AtomicFile
-from ...bulk import decrypt_file, verify_file
+from ...bulk import copy_through, decrypt_file, verify_file
 from ...cpu import usable_cpus
 from ...errors import Ags1Error
 from ...key_metadata import KeyMetadata
@@ -100,29 +100,19 @@ def copy_out(
     source = binary_input() if job.source == STREAM else job.source
     # Reading ahead pays when the whole file is wanted.
     threads = (how.threads or usable_cpus()) if length is None else 1
-    chunk = memoryview(bytearray(_CHUNK_SIZE))
-    size = 0
     blocks = how.max_block_size
     with _named_input(job):
         with open_stream(source, "rb", km, threads=threads, max_block_size=blocks) as reader:
-            _go_to(reader, offset, chunk)
-            while length is None or size < length:
-                wanted = chunk if length is None else chunk[: length - size]
-                got = reader.readinto(wanted)
-                if not got:
-                    break
-                write(wanted[:got])
-                size += got
-                how.progress(size, 0)
-    return size
+            _go_to(reader, offset)
+            return copy_through(reader, write, how.progress, 0, length)
 
 
-def _go_to(reader: Reader, offset: int, scratch: memoryview) -> None:
+def _go_to(reader: Reader, offset: int) -> None:
     if reader.seekable():
         reader.seek(offset)
         return
-    while offset and (got := reader.readinto(scratch[:offset])):
-        offset -= got
+    while offset and (data := reader.read(min(offset, _CHUNK_SIZE))):
+        offset -= len(data)
 
 
 @contextlib.contextmanager
