@@ -459,8 +459,8 @@ def check_memory(
 @needs_proc
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_bounded(run_python: RunPython, tmp_path: Path, threads: int) -> None:
-    # Far above what a bounded stream needs, far below the file.
-    check_memory(run_python, tmp_path, 150 * MIB, threads, threads, 64 << 10, {99 * MIB: b"middle"})
+    # Above what a bounded stream needs, below the file.
+    check_memory(run_python, tmp_path, 100 * MIB, threads, threads, 64 << 10, {66 * MIB: b"middle"})
 
 
 @needs_proc
