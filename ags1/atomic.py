@@ -1,6 +1,7 @@
-"""Output files that appear whole or not at all: bytes go to a temporary file in the target's
+"""Output files that appear whole or not at all: bytes go to a file without a name in the target's
 folder, and ``commit`` gives it the final name in one step. After an error, or a crash before that
-step, the target is as it was. Knows nothing of AGS1."""
+step, the target is as it was, and nothing else is left. Where the system has no such files, it is a
+temporary file, and a crash leaves that. Knows nothing of AGS1."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from ._gcm import process_number
 from .descriptors import is_stream
 
 _PERMISSIONS = 0o777
+# Linux, and only some of its file systems.
+_NAMELESS = getattr(os, "O_TMPFILE", None)
 _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
 
 
 class AtomicFile:
-    """A file under construction, open for writing at ``fd``. Its path is ``temporary``.
+    """A file under construction, open for writing at ``fd``. It has no path, or ``temporary``.
 
     If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
@@ -48,30 +51,35 @@ class AtomicFile:
         self._durable = durable
         # The bits of an existing target: the umask does not reduce them.
         self._kept_mode: int | None = None
+        self._replaces = False
         self._process = process_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
         if is_stream(self.name):
             raise OSError(errno.EINVAL, "Not a regular file", self.name)
         try:
-            existing = os.stat(self._path)
+            existing = os.stat(self._path) if overwrite else None
         except FileNotFoundError:
-            pass
-        else:
+            existing = None
+        if existing is not None:
             if stat.S_ISDIR(existing.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
+            self._replaces = True
             if mode is None:
                 self._kept_mode = existing.st_mode & _PERMISSIONS
                 mode = 0o600
         self.temporary = temporary_path(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.published = False
-        try:
-            # The kernel applies the umask; to ask for it would be to set it for all threads.
-            mode = 0o666 if mode is None else mode & _PERMISSIONS
-            self.fd = os.open(self.temporary, flags, mode)
-        except OSError as error:
-            raise named(error, self.name) from None
+        # The kernel applies the umask; to ask for it would be to set it for all threads.
+        mode = 0o666 if mode is None else mode & _PERMISSIONS
+        self.fd = _open_nameless(os.path.dirname(self._path), mode)
+        self._has_name = self.fd < 0
+        if self._has_name:
+            try:
+                self.fd = os.open(self.temporary, flags, mode)
+            except OSError as error:
+                raise named(error, self.name) from None
 
     def commit(self) -> None:
         """Give the file its final name. Raises OSError; the file is then removed. Once the file has
@@ -83,28 +91,44 @@ class AtomicFile:
             if self._durable:
                 sync(self.fd)
             status = os.fstat(self.fd)
-            fd, self.fd = self.fd, -1
-            os.close(fd)
             self._publish()
             self.published = True
-        except OSError as error:
-            self.discard()
-            raise named(error, self.name) from None
-        except BaseException:
-            # Ctrl-C may come when the file has its name already. If it replaced another, it stays;
-            # otherwise it is removed.
+        except BaseException as error:
+            # The file may have its name already, for example after Ctrl-C. If it replaced another,
+            # it stays; otherwise it is removed.
             self.published = _is_file(self._path, status)
             if self.published and not self._overwrite:
                 os.unlink(self._path)
                 self.published = False
             self.discard()
+            if isinstance(error, OSError):
+                raise named(error, self.name) from None
             raise
 
     def _publish(self) -> None:
+        if not (self._has_name or self._replaces):
+            try:
+                self._finish(self._path)
+            except FileExistsError:
+                if not self._overwrite:
+                    raise
+            else:
+                if self._durable:
+                    _sync_name(self._path)
+                return
+        self._finish(self.temporary)
         publish(self.temporary, self._path, overwrite=self._overwrite, durable=self._durable)
 
+    def _finish(self, path: str) -> None:
+        """Close the file. If it has no name yet, it gets ``path``, unless that exists."""
+        if not self._has_name:
+            # With a descriptor, os.link follows the link in /proc.
+            os.link(f"/proc/self/fd/{self.fd}", path, src_dir_fd=self.fd)
+        fd, self.fd = self.fd, -1
+        os.close(fd)
+
     def discard(self) -> None:
-        """Remove the temporary file. Does nothing after ``commit`` or in a forked child."""
+        """Remove the file. Does nothing after ``commit``, or to a name in a forked child."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             with contextlib.suppress(OSError):
@@ -137,6 +161,30 @@ class AtomicFile:
             self.commit()
         else:
             self.discard()
+
+
+def _open_nameless(folder: str, mode: int) -> int:
+    """Return the descriptor of a new file without a name, or -1 if there can be none. ``mode`` is
+    the permission bits, which the umask reduces."""
+    # Its name will come from /proc.
+    if _NAMELESS is None or not os.access("/proc/self", os.F_OK):
+        return -1
+    is_private = not mode & 0o077
+    flags = _NAMELESS | os.O_RDWR | os.O_CLOEXEC
+    try:
+        fd = os.open(folder, flags, mode if is_private else _PERMISSIONS)
+    except OSError:
+        return -1
+    if is_private:
+        return fd
+    # Before version 6.0, Linux ignores the umask for such a file on some file systems. Here it did
+    # not if a bit is lacking.
+    bits = os.fstat(fd).st_mode & _PERMISSIONS
+    if bits == _PERMISSIONS:
+        os.close(fd)
+        return -1
+    os.fchmod(fd, bits & mode)
+    return fd
 
 
 def temporary_name(unique: str) -> str:
@@ -180,15 +228,19 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
         else:
             os.unlink(temporary)
     if durable:
-        try:
-            sync_folder(os.path.dirname(target))
-        except OSError as error:
-            # The file has its name, and raising now would lose the key of what it holds.
-            warnings.warn(
-                f"{target}: written, but its folder could not be synced: {error.strerror}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        _sync_name(target)
+
+
+def _sync_name(path: str) -> None:
+    try:
+        sync_folder(os.path.dirname(path))
+    except OSError as error:
+        # The file has its name, and raising now would lose the key of what it holds.
+        warnings.warn(
+            f"{path}: written, but its folder could not be synced: {error.strerror}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _rename(temporary: str, target: str) -> None:

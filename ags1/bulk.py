@@ -85,7 +85,7 @@ def encrypt_file(
         if is_stream(target):
             how: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
             with open_stream(target, overwrite=overwrite) as stream, Writer(stream, km, **how) as w:
-                _copy(io.FileIO(fd, closefd=False), w, size, progress)
+                copy_through(io.FileIO(fd, closefd=False), w.write, progress, size)
                 _check_unchanged(source, fd, status)
             return w.key_metadata
         mode = status.st_mode
@@ -135,7 +135,7 @@ def decrypt_file(
             how: Any = {"block_size": geometry.block_size, "threads": thread_count(threads)}
             how |= {"max_block_size": max_block_size, "trust_file_size": trust_file_size}
             with Reader(source, km, **how) as r, open_stream(target, overwrite=overwrite) as stream:
-                _copy(r, stream, r.plaintext_size, progress)
+                copy_through(r, stream.write, progress, r.plaintext_size)
             return r.plaintext_size
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         mode = status.st_mode
@@ -178,15 +178,23 @@ def _check_unchanged(source: Path, fd: int, before: os.stat_result) -> None:
         raise Ags1Error(_CHANGED, file=os.fsdecode(source))
 
 
-def _copy(source: Any, target: Any, size: int, progress: Progress | None) -> None:
-    """Copy a file object to another one; ``size`` (bytes) is for ``progress``."""
+def copy_through(
+    source: Any,
+    write: Callable[[memoryview], object],
+    progress: Progress | None,
+    total: int,
+    length: int | None = None,
+) -> int:
+    """Hand ``length`` bytes of a file object (None: to its end) on to ``write``, and return how
+    many there were. ``total`` (bytes) is for ``progress``."""
     chunk = memoryview(bytearray(_CHUNK_SIZE))
     done = 0
-    while got := source.readinto(chunk):
-        target.write(chunk[:got])
+    while got := source.readinto(chunk if length is None else chunk[: length - done]):
+        write(chunk[:got])
         done += got
         if progress is not None:
-            progress(done, size)
+            progress(done, total)
+    return done
 
 
 def _refuse_same_file(source: Path, status: os.stat_result, target: Path) -> None:

@@ -74,7 +74,7 @@ def own_descriptor(path: Path) -> int | None:
         if _NUMBER.fullmatch(last) and os.path.realpath(folder) in map(os.path.realpath, _FOLDERS):
             return int(last)
         try:
-            status, end = os.lstat(name), os.readlink(name)
+            end, status = os.readlink(name), os.lstat(name)
         except OSError:
             return None
         refuse_planted(name, status.st_uid)

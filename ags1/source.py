@@ -89,21 +89,27 @@ class PathSource(Source):
 
 
 class MemorySource(Source):
-    """An ``io.BytesIO``, from its position on. Its memory is used without a copy."""
+    """What an ``io.BytesIO`` holds from its position on, whatever is done to it later. Its memory
+    is used without a copy: if the caller writes to it meanwhile, ``io.BytesIO`` takes new memory.
+    """
 
     random_access = True
 
     def __init__(self, file: io.BytesIO) -> None:
-        self._file = file
-        self._base = file.tell()
-        self.size: int | None = file.getbuffer().nbytes - self._base
+        self._view: memoryview | None = memoryview(file.getvalue())[file.tell() :]
+        self.size: int | None = self._view.nbytes
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
-        begin = self._base + offset
-        view = self._file.getbuffer()[begin : begin + size]
+        whole = self._view
+        if whole is None:
+            raise ValueError("I/O operation on closed file")
+        view = whole[offset : offset + size]
         if view.nbytes < size:
             raise _cut(view.nbytes, offset, size)
         return view
+
+    def close(self) -> None:
+        self._view = None
 
 
 class RangedSource(Source):

@@ -1,8 +1,8 @@
 """ags1 next to its limits and its peers, in turns.
 
-    python -m bench.compare                      everything but iceberg-rust
+    python -m bench.compare                      everything but iceberg-rust and FLOE
     python -m bench.compare --quick              the same in a few minutes, smaller and noisier
-    python -m bench.compare --peers all          with iceberg-rust, which builds for minutes
+    python -m bench.compare --peers all          with these two, which build for minutes
     python -m bench.compare --subjects engine,messages --out figures
 
 Writes results.json, results.md and the plots: a whole run into bench/results, a quick or partial
@@ -30,7 +30,7 @@ from bench.targets import PROJECT, Outcome, judge, tamper_matrix
 RESULTS = Path(__file__).with_name("results")
 PARTIAL_RESULTS = PROJECT / "build" / "bench"
 TAMPER = "tamper"
-NOT_BY_DEFAULT = ("rust",)
+NOT_BY_DEFAULT = ("rust", "floe")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ class Staged(AtomicFile):
     sidecar comes before the file. ``discard`` removes them."""
 
     def _publish(self) -> None:
-        pass
+        self._finish(self.temporary)
 
 
 class Storage(Protocol):

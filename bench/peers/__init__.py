@@ -14,9 +14,9 @@ from bench.material import Material
 from .aws_sdk import AwsEncryptionSdk
 from .cobblestone import Cobblestone
 from .iceberg_java import IcebergJava
-from .iceberg_rust import IcebergRust
 from .process import PeerError
 from .pyca import PycaInto, PycaJoined, PycaNaive
+from .rust import FastFloe, IcebergRust
 from .tink_streaming import TinkStreaming
 
 __all__ = [
@@ -61,7 +61,7 @@ class Peer(Protocol):
     def stop(self) -> None: ...
 
 
-# iceberg-rust takes minutes to build the first time, so it is measured only when it is asked for.
+# The last two take minutes to build the first time: they are measured only when asked for.
 ALL_PEERS: dict[str, Callable[[], Peer]] = {
     "cryptography": PycaInto,
     "naive": PycaNaive,
@@ -71,4 +71,5 @@ ALL_PEERS: dict[str, Callable[[], Peer]] = {
     "tink": TinkStreaming,
     "aws": AwsEncryptionSdk,
     "rust": IcebergRust,
+    "floe": FastFloe,
 }

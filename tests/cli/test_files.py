@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import fcntl
 import functools
@@ -128,6 +129,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def is_writing(process: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Whether there is a block in an output that a process writes: with a temporary name, or
+    without a name, which Linux calls "deleted"."""
+    paths = list(folder.glob(".ags1-*.tmp"))
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{process.pid}/fd").iterdir():
+            paths += [path] * os.readlink(path).endswith("(deleted)")
+    with contextlib.suppress(FileNotFoundError):
+        return any(path.stat().st_size >= BLOCK for path in paths)
+    return False
 
 
 # -- the main road
@@ -1258,7 +1271,7 @@ def test_an_interrupted_large_file_leaves_nothing(
         file.truncate(1 << 30)
     arguments = ["encrypt", "big", *TAKES_LONG, "--threads", threads, "--no-fsync"]
     with start(*arguments) as process:
-        wait_for(lambda: any(path.stat().st_size > BLOCK for path in home.glob(".*")))
+        wait_for(lambda: is_writing(process, home))
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == code
@@ -1293,7 +1306,7 @@ def test_an_interrupted_decryption_leaves_nothing(home: Path) -> None:
         with open("fifo", "wb") as fifo:
             fifo.write((home / "a.ags1").read_bytes()[: 3 * BLOCK])
             fifo.flush()
-            wait_for(lambda: any(path.stat().st_size >= BLOCK for path in home.glob(".ags1-*.tmp")))
+            wait_for(lambda: is_writing(process, home))
             process.send_signal(signal.SIGINT)
             process.wait(60)
     assert process.returncode == 130

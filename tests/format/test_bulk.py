@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ags1
-from ags1 import KeyMetadata, bulk, layout, private_file
+from ags1 import KeyMetadata, atomic, bulk, layout, private_file
 from ags1.atomic import AtomicFile
 
 MIB = 1 << 20
@@ -366,7 +366,11 @@ def umask(mask: int) -> Iterator[None]:
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o444, 0o755, 0o666])
 def test_the_targets_mode_is_the_sources_less_the_umask(
-    tmp_path: Path, call: tuple[BothCalls, Path, bytes], mode: int, mask: int
+    tmp_path: Path,
+    call: tuple[BothCalls, Path, bytes],
+    mode: int,
+    mask: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, source, _ = call
     source.chmod(mode)
@@ -382,7 +386,10 @@ def test_the_targets_mode_is_the_sources_less_the_umask(
             run(source, target, overwrite=overwrite, durable=False, progress=look)
             assert stat.S_IMODE(target.stat().st_mode) == mode & ~mask
             target.unlink()
-            assert modes == {mode & ~mask}
+            # It may have had no name. The second has one, as where a file must have one.
+            assert modes <= {mode & ~mask}
+            monkeypatch.setattr(atomic, "_NAMELESS", None)
+        assert modes
 
 
 def test_a_private_file_is_private_and_a_replaced_one_keeps_its_mode(tmp_path: Path) -> None:
@@ -437,7 +444,8 @@ def test_durable_syncs_the_file_before_its_name_and_then_the_folder(
 
     def publish(name: str) -> Callable[..., None]:
         def step(*arguments: Any, **more: Any) -> None:
-            steps.append("publish")
+            # To replace a file takes two such steps.
+            steps.extend(["publish"] * (steps[-1:] != ["publish"]))
             real[name](*arguments, **more)
 
         return step

@@ -11,7 +11,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ags1
@@ -111,6 +111,7 @@ appended = st.lists(
 )
 
 
+@settings(max_examples=30)  # fastavro parses a schema for each
 @given(metadata, appended)
 def test_fields_that_a_newer_version_appends_are_passed_over(
     km: KeyMetadata, extra: list[tuple[str, Any]]

@@ -271,6 +271,24 @@ def test_nothing_but_the_public_names_shows() -> None:
             call()
 
 
+def test_a_bytes_io_is_the_callers_while_it_is_read() -> None:
+    data = reference.pattern(10_000)
+    stream, km = sealed(data, 1000)
+    source = io.BytesIO(b"before")
+    source.seek(6)
+    source.write(stream)
+    source.seek(6)
+    with ags1.open(source, "rb", km) as file:
+        assert file.read(1) == data[:1]
+        # What its user does then is what io.BytesIO allows without us, and changes nothing here.
+        source.seek(0)
+        source.write(bytes(9000))
+        source.truncate(3)
+        source.close()
+        assert file.read() == data[1:]
+        assert file.pread(5000, 10) == data[5000:5010]
+
+
 def test_a_closed_file_refuses_everything() -> None:
     file = reader(bytes(100))
     file.read(50)

@@ -4,17 +4,18 @@ No byte leaves this module before its block is verified. What is on the disk aft
 ``decrypt``, which changes neither the encrypted file nor its sidecar:
 
     ==================================  =====================  ==================================
-    After this step                     FILE                   .ags1-*.tmp beside it
+    After this step                     FILE                   the new file, without a name
     ==================================  =====================  ==================================
     0. the run starts                   as before the run      none
     1. a block is verified and written  as before the run      the plaintext of verified blocks
     2. every block is verified          as before the run      all of the plaintext
-    3. the temporary file is renamed    all of the plaintext   none
+    3. the new file gets its name       all of the plaintext   none
     ==================================  =====================  ==================================
 
-If a run fails before step 3, it removes the temporary file. If it is killed, the temporary file
-stays, with plaintext in it; nobody can read it who could not read FILE. If it is interrupted in
-step 3, FILE is removed again, unless it has replaced an older file (``--force``).
+If a run fails or is killed before step 3, nothing is left of the new file. Where there are no files
+without a name (see ``ags1.atomic``), it is ``.ags1-*.tmp`` beside FILE. That stays after a kill,
+with plaintext in it; nobody can read it who could not read FILE. If a run is interrupted in step 3,
+FILE is removed again, unless it has replaced an older file (``--force``).
 
 Standard output, pipes and devices get each verified block at once. That cannot be taken back: the
 exit status tells whether the output is complete.
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ...atomic import AtomicFile
-from ...bulk import decrypt_file, verify_file
+from ...bulk import copy_through, decrypt_file, verify_file
 from ...cpu import usable_cpus
 from ...errors import Ags1Error
 from ...key_metadata import KeyMetadata
@@ -99,29 +100,19 @@ def copy_out(
     source = binary_input() if job.source == STREAM else job.source
     # Reading ahead pays when the whole file is wanted.
     threads = (how.threads or usable_cpus()) if length is None else 1
-    chunk = memoryview(bytearray(_CHUNK_SIZE))
-    size = 0
     blocks = how.max_block_size
     with _named_input(job):
         with open_stream(source, "rb", km, threads=threads, max_block_size=blocks) as reader:
-            _go_to(reader, offset, chunk)
-            while length is None or size < length:
-                wanted = chunk if length is None else chunk[: length - size]
-                got = reader.readinto(wanted)
-                if not got:
-                    break
-                write(wanted[:got])
-                size += got
-                how.progress(size, 0)
-    return size
+            _go_to(reader, offset)
+            return copy_through(reader, write, how.progress, 0, length)
 
 
-def _go_to(reader: Reader, offset: int, scratch: memoryview) -> None:
+def _go_to(reader: Reader, offset: int) -> None:
     if reader.seekable():
         reader.seek(offset)
         return
-    while offset and (got := reader.readinto(scratch[:offset])):
-        offset -= got
+    while offset and (data := reader.read(min(offset, _CHUNK_SIZE))):
+        offset -= len(data)
 
 
 @contextlib.contextmanager
