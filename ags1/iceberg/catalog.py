@@ -80,7 +80,8 @@ _THIS_IMPL = "ags1.iceberg.load_catalog"
 
 
 class PlainTableWarning(UserWarning):
-    """An unencrypted table was loaded from a catalog that has ``key_ids``."""
+    """An unencrypted table was loaded from a catalog that has ``key_ids``, or was created in a
+    catalog that has a KMS."""
 
 
 def load_catalog(name: str | None = None, **properties: str | None) -> EncryptedCatalog:
@@ -287,8 +288,9 @@ class EncryptedCatalog(DelegatingCatalog):
         ``encryption.data-key-length`` (16, 24 or 32 bytes) and ``write.format.default``
         (``parquet`` or ``avro``). The master key is used once, to test that it works.
 
-        Raises TableAlreadyExistsError; NoSuchNamespaceError; KmsError; KmsConfigurationError if no
-        KMS is configured; ValueError for invalid properties; NotEncryptedError for an unencrypted
+        Warns with PlainTableWarning if the table is not encrypted and the catalog has a KMS. Raises
+        TableAlreadyExistsError; NoSuchNamespaceError; KmsError; KmsConfigurationError if no KMS is
+        configured; ValueError for invalid properties; NotEncryptedError for an unencrypted
         table if this catalog requires encryption; NotImplementedError if the catalog does not keep
         keys.
         """
@@ -348,6 +350,13 @@ class EncryptedCatalog(DelegatingCatalog):
                 f"set: add the property {TABLE_KEY_ID!r}"
             )
         refuse_redirection({"properties": properties}, self.inner.properties, location)
+        if self.kms is not None:
+            warnings.warn(
+                f"the new table is not encrypted, because it has no property {TABLE_KEY_ID!r}, "
+                f"although its catalog has a KMS. Set {REQUIRE_ENCRYPTED!r} to refuse such tables",
+                PlainTableWarning,
+                stacklevel=3,
+            )
         return False
 
     def _new_table(

@@ -22,7 +22,8 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ...keys.manager import TABLE_KEY_ID, EncryptionManager
+from ...keys.envelope import KeyEncryptionKey
+from ...keys.manager import TABLE_KEY_ID, EncryptionManager, now_ms
 from ...kms.client import KmsClient
 from ..commit.base import Base
 from ..commit.commits import Commits
@@ -121,6 +122,8 @@ def migrate(
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
     if dry_run:
+        # A wrong key ID, or one that may not be used, fails here as it would in the migration.
+        KeyEncryptionKey.generate(kms, key_id, key_size=data_key_length, timestamp_ms=now_ms())
         return _result(plan)
     before, plan, after = _committed(commits, base, migration, output)
     output.discard(migration.left_over)

@@ -59,8 +59,8 @@ class Upsert:
         if update:
             # Rows are replaced as a whole, so the values of such a column would be lost.
             check_readable(schema, "insert only, by when_matched_update_all=False")
-        df.select(keys)  # raises KeyError if a column is not there
         conversion = RowConversion(schema, df.schema, keep_unknown=True)
+        df.select(keys)  # raises KeyError if a column is not there
         converted = pa.Table.from_batches(
             map(conversion.convert, df.to_batches()), conversion.arrow_schema
         )

@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from ....cpu import usable_cpus
-from ....errors import MetadataIntegrityError
+from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....keys.manager import Clock, now_ms
 from ...commit.session import TableSession
 from ...storage.byte_meter import ByteMeter
@@ -64,11 +64,12 @@ def verify_table(
     files, and more for files on a network. ``progress(done, total)`` is called about ten times a
     second with numbers of bytes, in the calling thread. ``total`` is an estimate; None without one.
     If ``progress`` raises, the call ends. With ``require_encrypted``, unencrypted data files are
-    errors. With ``list_folders=False``, files that no snapshot has are not searched for. If
+    errors. With ``list_folders=False``, files that no snapshot has are not searched for; nor are
+    they if a manifest or manifest list cannot be read, which is noted. If
     ``executor`` is given, it checks the data files, and this process reads only manifests and
     manifest lists.
 
-    The result has what is wrong with the table. Raises KmsUnavailableError, KmsAccessDeniedError
+    The result has what is wrong with the table. Raises NotEncryptedError; KmsUnavailableError, KmsAccessDeniedError
     and KmsConfigurationError: without the KMS, nothing can be verified.
 
     The number of rows in Avro files is not checked, and statistics are not compared with the data.
@@ -77,6 +78,11 @@ def verify_table(
     partition specs are only as trustworthy as the storage of that file. If no expected SHA-256, no
     hash in Hive and no REST server confirms it, the result has the note ``metadata-not-pinned``.
     """
+    if not isinstance(table, TableSession):
+        raise NotEncryptedError(
+            f"{'.'.join(table.name())} is not encrypted: encrypt it with "
+            "EncryptedCatalog.migrate_table or 'ags1 table migrate'"
+        )
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     started = time.perf_counter()
@@ -102,8 +108,15 @@ def verify_table(
 
         def checks() -> Iterator[Check]:
             yield from walk.checks()
-            if list_folders:
+            if list_folders and walk.is_complete:
                 yield from unreferenced_files(table, index, findings)
+            elif list_folders:
+                findings.add(
+                    "orphans-not-searched",
+                    "files that no snapshot has were not searched for, because a manifest or "
+                    "manifest list could not be read: its files would look like orphan files",
+                    table.metadata.location,
+                )
 
         executor = executor or CheckThreads(pool, threads, cpus)
         with closing(executor.run(checks(), table.files, meter, report.tick)) as outcomes:

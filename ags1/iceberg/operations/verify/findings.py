@@ -46,6 +46,7 @@ _WARNINGS = """
 """.split()
 _NOTES = """
     orphan-file orphan-key several-keks unauthenticated-bytes folder-not-listed metadata-not-pinned
+    orphans-not-searched
 """.split()
 
 SEVERITIES: Mapping[str, Severity] = (

@@ -71,7 +71,8 @@ class ReadAhead:
 
 class TableWalk:
     """One walk through a table. Call ``read_manifest_lists`` first, and then ``checks``. ``counts``
-    are the numbers of files by kind. ``verified_size`` is the number of verified bytes."""
+    are the numbers of files by kind. ``verified_size`` is the number of verified bytes.
+    ``is_complete`` is false if some snapshot has files that the walk could not see."""
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class TableWalk:
         self._encrypted_manifests: _Manifests = {}
         self._plaintext_manifests: _Manifests = {}
         self.verified_size = 0
+        self.is_complete = True
         self.counts = dict.fromkeys(_COUNTED, 0)
 
     def read_manifest_lists(self) -> None:
@@ -103,6 +105,7 @@ class TableWalk:
         for plain in self._metadata.snapshots:
             snapshot = cast("EncryptedSnapshot", plain)
             if snapshot.key_id is None:
+                self.is_complete = False
                 self._findings.add(
                     "snapshot-without-key",
                     "the snapshot has no key-id, so its manifest list is not encrypted",
@@ -116,7 +119,7 @@ class TableWalk:
             ids = (snapshot.snapshot_id,)
             if isinstance(result, Finding):
                 self._index.add_unreadable(snapshot.manifest_list)
-                self._findings.append(result)
+                self._add_unread(result)
                 continue
             km, data = result
             self.counts["manifest_lists"] += self._index.add(snapshot.manifest_list, km, ids)
@@ -124,7 +127,7 @@ class TableWalk:
             try:
                 self._add_manifests(snapshot, data)
             except Ags1Error as error:
-                self._findings.append(finding_of(error, snapshot.manifest_list, ids))
+                self._add_unread(finding_of(error, snapshot.manifest_list, ids))
 
     def checks(self) -> Iterator[Check]:
         """Read the manifests; yield the checks of the files that they and the metadata name."""
@@ -155,6 +158,11 @@ class TableWalk:
                 self._findings.append(finding_of(error, location, ids))
             else:
                 self.verified_size += cast("int", km.file_length)
+
+    def _add_unread(self, finding: Finding) -> None:
+        """Add a finding on a manifest or manifest list whose files are not all known."""
+        self.is_complete = False
+        self._findings.append(finding)
 
     def _open_manifest_list(
         self, snapshot: EncryptedSnapshot
@@ -188,7 +196,7 @@ class TableWalk:
                     _, of_manifest = self._plaintext_manifests.setdefault(path, (manifest, []))
                     of_manifest.append(snapshot.snapshot_id)
                 else:
-                    self._findings.append(finding_of(error, path, ids))
+                    self._add_unread(finding_of(error, path, ids))
                 continue
             if self._index.add(path, km, ids):
                 self._encrypted_manifests[path] = (manifest, [snapshot.snapshot_id])
@@ -202,14 +210,14 @@ class TableWalk:
             manifest, snapshots = self._encrypted_manifests.pop(path)
             ids = tuple(snapshots)
             if isinstance(result, Finding):
-                self._findings.append(result)
+                self._add_unread(result)
                 continue
             self.counts["manifests"] += 1
             self.verified_size += manifest.manifest_length
             try:
                 yield from self._check_entries(manifest, result, ids)
             except Ags1Error as error:
-                self._findings.append(finding_of(error, path, ids))
+                self._add_unread(finding_of(error, path, ids))
 
     def _open_encrypted_manifest(self, path: str) -> bytes | Finding:
         manifest, snapshots = self._encrypted_manifests[path]
@@ -231,9 +239,10 @@ class TableWalk:
                 self.counts["manifests"] += 1
                 yield from self._check_entries(manifest, result, ids, exposed)
             except KeyMetadataError as error:
+                self.is_complete = False
                 why = error.message
             except (Ags1Error, OSError) as error:
-                self._findings.append(finding_of(error, path, ids))
+                self._add_unread(finding_of(error, path, ids))
             self._index.add_exposed(exposed)
             if exposed:
                 self._findings.add(
