@@ -59,7 +59,7 @@ from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.rest import register_rest_table
 from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
-from .read.metadata import table_key_id
+from .read.metadata import is_misnamed_plain, table_key_id
 from .spec.shape import check_evolution
 from .storage.output import TableOutput
 from .storage.trust import Trust
@@ -241,6 +241,13 @@ class EncryptedCatalog(DelegatingCatalog):
             raise NotEncryptedError(
                 f"the table is not encrypted: it has no property {TABLE_KEY_ID!r}",
                 file=base.location,
+            )
+        if is_misnamed_plain(base.metadata):
+            warnings.warn(
+                f"{'.'.join(base.identifier)} has the property {TABLE_KEY_ID!r}, but its files are "
+                "plaintext: encrypt it with migrate_table or 'ags1 table migrate'",
+                PlainTableWarning,
+                stacklevel=4,
             )
         if self.key_ids and base.identifier not in self._warned_of:
             self._warned_of.add(base.identifier)

@@ -28,7 +28,7 @@ from ...kms.client import KmsClient
 from ..commit.base import Base
 from ..commit.commits import Commits
 from ..commit.session import TableSession
-from ..read.metadata import read_metadata
+from ..read.metadata import is_misnamed_plain, read_metadata
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
@@ -109,7 +109,8 @@ def migrate(
     removal = _PlaintextRemoval(
         catalog, key_id, output, verify if delete_plaintext and not dry_run else None
     )
-    if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
+    named = (base.metadata.get("properties") or {}).get(TABLE_KEY_ID)
+    if named and not is_misnamed_plain(base.metadata):
         return removal.continued(base)
     meter = Meter(progress)
     migration = Migration(
@@ -195,7 +196,8 @@ class _PlaintextRemoval:
                     metadata = read_metadata(self.output.io, location, Trust())
                 except (FileNotFoundError, MetadataIntegrityError):
                     continue
-                if not (metadata.get("properties") or {}).get(TABLE_KEY_ID):
+                named = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
+                if not named or is_misnamed_plain(metadata):
                     plaintext, failed = self.run(replace(base, metadata=metadata), base)
                     return MigrationResult(0, 0, 0, (), plaintext, failed)
         raise ValueError(f"the table is encrypted already, under the master key {stated!r}")

@@ -32,7 +32,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from ...errors import MetadataIntegrityError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
 from ..commit.updates import apply_updates
-from ..read.metadata import FORMAT_VERSION
+from ..read.metadata import FORMAT_VERSION, is_misnamed_plain
 from ..read.records import DATA, ContentFile
 from ..spec.column_types import with_types
 from ..spec.constants import MAIN_BRANCH
@@ -255,7 +255,8 @@ def _summarize(
 
 def _check(metadata: Mapping[str, Any], other_refs: tuple[str, ...]) -> None:
     properties = metadata.get("properties") or {}
-    if properties.get(TABLE_KEY_ID) or metadata.get("encryption-keys"):
+    is_named = properties.get(TABLE_KEY_ID) and not is_misnamed_plain(metadata)
+    if is_named or metadata.get("encryption-keys"):
         raise ValueError(
             f"the table is encrypted already: it has {TABLE_KEY_ID!r} or 'encryption-keys'"
         )

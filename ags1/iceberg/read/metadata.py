@@ -98,6 +98,15 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
     if not key_id:
         _check_never_encrypted(metadata, trust, location)
         return None
+    if is_misnamed_plain(metadata):
+        if trust.key_id is not None:
+            raise NotEncryptedError(
+                f"the metadata names a master key, but the table is not encrypted: it has format "
+                f"version {metadata['format-version']}. Encrypt it with migrate_table or "
+                "'ags1 table migrate'",
+                file=location,
+            )
+        return None
     if trust.key_id is not None and key_id != trust.key_id:
         raise MetadataIntegrityError(
             f"the metadata names {key_id!r} as the table's key, but {trust.key_id!r} was expected",
@@ -114,10 +123,31 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
     if version != FORMAT_VERSION:
         raise MetadataIntegrityError(
             f"the metadata has {TABLE_KEY_ID!r} and format version {version}: "
-            f"only tables of version {FORMAT_VERSION} can be encrypted",
+            + (
+                f"this release reads encrypted tables of version {FORMAT_VERSION}. Install a newer "
+                "release"
+                if isinstance(version, int) and version > FORMAT_VERSION
+                else f"only tables of version {FORMAT_VERSION} can be encrypted"
+            ),
             file=location,
         )
     return str(key_id)
+
+
+def is_misnamed_plain(metadata: Mapping[str, Any]) -> bool:
+    """Return whether another writer made a plaintext table of version 1 or 2 with a master key's
+    ID. Nothing in such a table is encrypted: PyIceberg up to 0.12 and iceberg-rust ignore the ID.
+    """
+    return (
+        bool((metadata.get("properties") or {}).get(TABLE_KEY_ID))
+        and metadata.get("format-version") in (1, 2)
+        and not _has_keys(metadata)
+    )
+
+
+def _has_keys(metadata: Mapping[str, Any]) -> bool:
+    snapshots = metadata.get("snapshots") or ()
+    return bool(metadata.get("encryption-keys")) or any(s.get("key-id") for s in snapshots)
 
 
 def _check_never_encrypted(metadata: Mapping[str, Any], trust: Trust, location: str) -> None:
@@ -128,8 +158,7 @@ def _check_never_encrypted(metadata: Mapping[str, Any], trust: Trust, location: 
             "somebody replaced the table or removed its encryption",
             file=location,
         )
-    snapshots = metadata.get("snapshots") or ()
-    if metadata.get("encryption-keys") or any(snapshot.get("key-id") for snapshot in snapshots):
+    if _has_keys(metadata):
         raise NotEncryptedError(
             f"the metadata has encryption keys but no {TABLE_KEY_ID!r}: somebody removed it",
             file=location,

@@ -69,8 +69,9 @@ def verify_table(
     ``executor`` is given, it checks the data files, and this process reads only manifests and
     manifest lists.
 
-    The result has what is wrong with the table. Raises NotEncryptedError; KmsUnavailableError, KmsAccessDeniedError
-    and KmsConfigurationError: without the KMS, nothing can be verified.
+    The result has what is wrong with the table. Raises NotEncryptedError if the table is not
+    encrypted; KmsUnavailableError, KmsAccessDeniedError and KmsConfigurationError: without the KMS,
+    nothing can be verified.
 
     The number of rows in Avro files is not checked, and statistics are not compared with the data.
     Statistics files are not encrypted; they are only reported. No key of the table protects
