@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+from pyiceberg.table import Table
+
 from ....cpu import usable_cpus
 from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....keys.manager import Clock, now_ms
@@ -79,13 +81,7 @@ def verify_table(
     partition specs are only as trustworthy as the storage of that file. If no expected SHA-256, no
     hash in Hive and no REST server confirms it, the result has the note ``metadata-not-pinned``.
     """
-    if not isinstance(table, TableSession):
-        raise NotEncryptedError(
-            f"{'.'.join(table.name())} is not encrypted: encrypt it with "
-            "EncryptedCatalog.migrate_table or 'ags1 table migrate'"
-        )
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
+    _check_arguments(table, threads)
     started = time.perf_counter()
     cpus = threads or usable_cpus()
     if threads is None:
@@ -109,15 +105,8 @@ def verify_table(
 
         def checks() -> Iterator[Check]:
             yield from walk.checks()
-            if list_folders and walk.is_complete:
-                yield from unreferenced_files(table, index, findings)
-            elif list_folders:
-                findings.add(
-                    "orphans-not-searched",
-                    "files that no snapshot has were not searched for, because a manifest or "
-                    "manifest list could not be read: its files would look like orphan files",
-                    table.metadata.location,
-                )
+            if list_folders:
+                yield from unreferenced_files(table, index, findings, walk.is_complete)
 
         executor = executor or CheckThreads(pool, threads, cpus)
         with closing(executor.run(checks(), table.files, meter, report.tick)) as outcomes:
@@ -129,7 +118,7 @@ def verify_table(
         meter.stop()
         pool.shutdown(cancel_futures=True)
     report.finish()
-    exposed, exposed_current = index.count_exposed()
+    exposed, current = index.count_exposed()
     return TableVerification(
         metadata_location=table.metadata_location,
         table_uuid=str(table.metadata.table_uuid),
@@ -137,7 +126,7 @@ def verify_table(
         snapshots=len(table.metadata.snapshots),
         **walk.counts,
         exposed_files=exposed,
-        exposed_current_files=exposed_current,
+        exposed_current_files=current,
         verified_size=walk.verified_size + verified_size,
         seconds=time.perf_counter() - started,
         findings=findings.sorted(),
@@ -151,6 +140,16 @@ def estimated_size(table: TableSession) -> int | None:
     summary = snapshot.summary if snapshot is not None else None
     size = summary["total-files-size"] if summary is not None else None
     return int(size) if size and size.isdecimal() and len(size) <= _MAX_DIGITS else None
+
+
+def _check_arguments(table: Table, threads: int | None) -> None:
+    if not isinstance(table, TableSession):
+        raise NotEncryptedError(
+            f"{'.'.join(table.name())} is not encrypted: encrypt it with "
+            "EncryptedCatalog.migrate_table or 'ags1 table migrate'"
+        )
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
 
 
 def _is_local(table: TableSession) -> bool:

@@ -19,10 +19,18 @@ from .findings import Findings, finding_of
 
 
 def unreferenced_files(
-    table: TableSession, index: FileIndex, findings: Findings
+    table: TableSession, index: FileIndex, findings: Findings, index_is_complete: bool
 ) -> Iterator[Check]:
     """Yield a check for each file in the table's folders that is not in ``index``. A folder that
-    cannot be listed is a finding."""
+    cannot be listed is a finding. Only a finding comes of an index that is not complete."""
+    if not index_is_complete:
+        findings.add(
+            "orphans-not-searched",
+            "files that no snapshot has were not searched for, because a manifest or manifest list "
+            "could not be read: its files would look like orphan files",
+            table.metadata.location,
+        )
+        return
     metadata = table.version.json
     versions = MetadataVersions(metadata, table.metadata_location)
     for folder in folders_to_list(metadata, index.stored):
