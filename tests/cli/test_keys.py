@@ -28,10 +28,12 @@ from kms_contract import spellings
 from ags1.cli.exits import Exit
 from ags1.cli.keys.rewrapping import Rewrapping
 from ags1.cli.keys.rewrapping import rewrap as wrap_anew
+from ags1.cli.kms.plugins import PluginError, guarded
 from ags1.errors import KmsError
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.cache import KekCache
 from ags1.kms import LocalKms, create_key
+from ags1.kms.client import own_name
 from ags1.kms.memory import MemoryKms
 
 from .test_files import (
@@ -241,6 +243,18 @@ def test_a_plug_ins_mistake_is_told_without_its_text(home: Path, mistake: str, t
     assert f"the KMS client {__name__}:FaultyKms {told}" in said
     assert SECRET not in said
     assert names(home) == ["a"]
+
+
+def test_a_plug_in_s_own_name_of_a_key_is_asked_for() -> None:
+    class Named(FaultyKms):
+        def own_name(self, key_id: str) -> Any:
+            return {"alias": "arn:key", "none": None}.get(key_id, 5)
+
+    kms = guarded(Named({"test.mistake": "any"}), "named")
+    assert (own_name(kms, "alias"), own_name(kms, "none")) == ("arn:key", None)
+    with pytest.raises(PluginError, match="wrong type from own_name: int"):
+        own_name(kms, "other")
+    assert own_name(guarded(FaultyKms({"test.mistake": "any"}), "faulty"), "alias") is None
 
 
 def test_a_plug_ins_mistake_over_one_file_stops_no_other(home: Path) -> None:

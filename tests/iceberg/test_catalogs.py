@@ -43,12 +43,14 @@ from pyiceberg.table import Table
 from table_maker import TableMaker
 
 from ags1 import KeyMetadataError, KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
+from ags1.errors import KmsKeyNotFoundError
 from ags1.iceberg import (
     EncryptedCatalog,
     EncryptedTable,
     PlainTableWarning,
     load_catalog,
     open_table,
+    verify_table,
 )
 from ags1.iceberg.pyiceberg.redirection import refuse_redirection
 from ags1.kms import KmsClient, from_properties
@@ -325,6 +327,42 @@ def test_a_plain_table_of_before_its_migration_writes_nothing(
             with pytest.raises((NotImplementedError, ValidationException, OSError)):
                 write()
         assert catalog.load_table("db.t").scan().count() == 1
+
+
+def test_a_new_plain_table_beside_a_kms_is_told(sql: dict[str, str]) -> None:
+    schema = pa.schema([("id", pa.int64())])
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        with pytest.warns(PlainTableWarning, match="new table is not encrypted"):
+            table = catalog.create_table("db.new", schema)
+        with pytest.warns(PlainTableWarning, match="new table is not encrypted"):
+            catalog.create_table_transaction("db.other", schema)
+        with pytest.raises(NotEncryptedError, match=r"db\.new is not encrypted: encrypt it"):
+            verify_table(table)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_plaintext_table_that_names_a_key_is_read_and_migrated(
+    version: str, sql: dict[str, str]
+) -> None:
+    """PyIceberg up to 0.12 makes such tables."""
+    rows = pa.table({"id": [1, 2]})
+    named = {"format-version": version, "encryption.key-id": "keyA"}
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        catalog.inner.create_table("db.t", rows.schema, properties=named).append(rows)
+        with pytest.warns(PlainTableWarning, match="its files are plaintext"):
+            table = catalog.load_table("db.t")
+        assert type(table) is Table
+        assert table.scan().to_arrow() == rows
+        for given in ({"expected_key_id": "keyA"}, {"require_encrypted": True}):
+            with pytest.raises(NotEncryptedError, match="not encrypted"):
+                catalog.load_table("db.t", **given)  # type: ignore[arg-type]
+        with pytest.raises(KmsKeyNotFoundError):
+            catalog.migrate_table("db.t", "no-such-key", dry_run=True)
+        assert catalog.migrate_table("db.t", "keyA", dry_run=True).rows == 2
+        catalog.migrate_table("db.t", "keyA", delete_plaintext=True)
+        encrypted = catalog.load_table("db.t", require_encrypted=True)
+        assert encrypted.scan().to_arrow() == rows
+        assert verify_table(encrypted).ok  # type: ignore[arg-type]
 
 
 def test_an_in_memory_catalog(tmp_path: Path) -> None:

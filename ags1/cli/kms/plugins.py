@@ -21,6 +21,7 @@ _RESULTS: dict[str, type | tuple[type, ...]] = {
     "wrap_key": _BYTES,
     "unwrap_key": _BYTES,
     "generate_key": GeneratedKey,
+    "own_name": (str, type(None)),
     "close": object,
 }
 

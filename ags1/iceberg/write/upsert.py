@@ -34,7 +34,7 @@ class Upsert:
     """The rows ``df``, with unique keys in the columns ``join_cols`` or, if there are none, in the
     schema's identifier fields. ``result`` is that of the last call of ``against``. Raises
     ValueError for invalid arguments, as PyIceberg's ``upsert`` does, and UnsupportedTypeError if
-    rows with a column of an unreadable type would be updated."""
+    rows with a column of an unreadable type would be updated; KeyError if a key is no column."""
 
     def __init__(
         self,
@@ -59,7 +59,9 @@ class Upsert:
         if update:
             # Rows are replaced as a whole, so the values of such a column would be lost.
             check_readable(schema, "insert only, by when_matched_update_all=False")
-        df.select(keys)  # raises KeyError if a column is not there
+        for name in keys:
+            if name not in df.column_names:
+                raise KeyError(f"Field {name!r} does not exist in the rows")
         conversion = RowConversion(schema, df.schema, keep_unknown=True)
         converted = pa.Table.from_batches(
             map(conversion.convert, df.to_batches()), conversion.arrow_schema

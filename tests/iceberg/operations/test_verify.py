@@ -802,6 +802,9 @@ def test_a_master_key_that_is_not_there_is_a_finding() -> None:
     kms = from_properties({"encryption.kms-type": "memory", "encryption.kms.key.keyB": "00" * 16})
     result = verify_table(open_fixture("stats", kms=kms))
     assert kinds(result, Severity.ERROR) == {"kek-unusable": 1, "key": 1}
+    # All files of the table would look like orphan files.
+    assert result.finding_counts["orphans-not-searched"] == 1
+    assert not {"orphan-file", "stray-plain-file"} & result.finding_counts.keys()
 
 
 def test_a_wrong_number_of_threads_is_refused() -> None:

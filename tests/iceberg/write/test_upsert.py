@@ -278,6 +278,10 @@ def test_keys_that_are_refused(catalog: EncryptedCatalog) -> None:
         nested.upsert(pa.table({"k": point}), ["k"])
     with pytest.raises(KeyError, match="does not exist"):
         table.upsert(pa.table({"K": [1.0]}), ["k"], case_sensitive=False)
+    for twice in ("k", "v"):
+        columns = [pa.array([1.0]), pa.array([1]), pa.array([2])]
+        with pytest.raises(ValueError, match="two columns of the data have the same name"):
+            table.upsert(pa.Table.from_arrays(columns, ["k", "v", twice]), ["k"])
     assert table.current_snapshot() is nested.current_snapshot() is None
 
 
