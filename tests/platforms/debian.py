@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-SUITE = "forky"
+SUITE = "trixie"
 CONFIGURATION = """\
 Dir::Etc::SourceList "{folder}/sources";
 Dir::Etc::SourceParts "/dev/null";
