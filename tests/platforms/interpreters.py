@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -49,11 +48,13 @@ class Interpreter:
     variables: dict[str, str] = field(default_factory=dict)  # of the environment
     pytest: list[str] = field(default_factory=list)
     parallel: str = ""  # which tests also run in several threads at once
+    without: frozenset[str] = frozenset()  # packages that there are not for it
 
 
 def _tags(version: str, abi: str, *platforms: str) -> list[str]:
     wanted = ["--python-version", version, "--implementation", "cp"]
-    for name in (abi, "abi3", "none"):
+    # What is compiled for the limited API does not run without the GIL.
+    for name in (abi, "none", *(() if abi.endswith("t") else ("abi3",))):
         wanted += ["--abi", name]
     for name in platforms:
         wanted += ["--platform", name]
@@ -61,18 +62,19 @@ def _tags(version: str, abi: str, *platforms: str) -> list[str]:
 
 
 def freethreaded() -> Interpreter:
-    """CPython without the GIL: 3.14, because ``cryptography`` has no package for 3.13's."""
+    """CPython without the GIL, compiled here."""
     prefix = CACHE / "freethreaded"
     python = prefix / "bin" / "python3"
     if not python.exists():
         archive = debian.Archive(CACHE / "apt-source", "amd64")
-        _make(prefix, archive.source("python3.14"), "--disable-gil")
+        _make(prefix, archive.source("python3.13"), "--disable-gil")
     return Interpreter(
         python,
-        _tags("3.14", "cp314t", *(f"manylinux_{glibc}_x86_64" for glibc in ("2_28", "2_17"))),
+        _tags("3.13", "cp313t", *(f"manylinux_{glibc}_x86_64" for glibc in ("2_28", "2_17"))),
         {"PYTHON_GIL": "0"},
         [f"--numprocesses={build_openssl.cpu_count()}"],
         "test_gcm or test_oneshot or test_layout or test_key_metadata or test_stream",
+        frozenset({"cryptography"}),
     )
 
 
@@ -86,19 +88,22 @@ def aarch64() -> Interpreter:
         if not (root / "lib").is_symlink():
             (root / "lib").symlink_to("usr/lib")
         archive = debian.Archive(CACHE / "apt-arm64", "arm64")
-        archive.unpack(["python3.14", "libpython3.14-dev"], root)
+        archive.unpack(["python3.13", "libpython3.13-dev"], root)
         # Tests start sys.executable, and this machine cannot run it without qemu.
-        site = root / "usr" / "lib" / "python3.14" / "sitecustomize.py"
+        site = root / "usr" / "lib" / "python3.13" / "sitecustomize.py"
         site.unlink(missing_ok=True)
         site.write_text(f"import sys\n\nsys.executable = {str(python)!r}\n")
-        real = root / "usr" / "bin" / "python3.14"
+        real = root / "usr" / "bin" / "python3.13"
         python.write_text(f'#!/bin/sh\nexec qemu-aarch64 -L {root} {real} "$@"\n')
         python.chmod(0o755)
-    headers = root / "usr" / "include" / "python3.14"
+    headers = root / "usr" / "include" / "python3.13"
     return Interpreter(
         python,
-        _tags("3.14", "cp314", *(f"manylinux_{glibc}_aarch64" for glibc in ("2_28", "2_17"))),
-        {"CC": f"aarch64-linux-gnu-gcc --sysroot={root} -idirafter {headers}"},
+        _tags("3.13", "cp313", *(f"manylinux_{glibc}_aarch64" for glibc in ("2_28", "2_17"))),
+        {
+            "CC": f"aarch64-linux-gnu-gcc --sysroot={root}",
+            "CFLAGS": f"-idirafter {headers}",
+        },
         [f"--numprocesses={build_openssl.cpu_count()}"],
     )
 

@@ -34,7 +34,8 @@ def main(kind: str, *arguments: str) -> int:
         pip = [*(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")]
         fresh = folder / "packages.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        wanted = ["--only-binary", ":all:", "--target", str(fresh), *interpreter.tags, *PACKAGES]
+        names = [name for name in PACKAGES if name not in interpreter.without]
+        wanted = ["--only-binary", ":all:", "--target", str(fresh), *interpreter.tags, *names]
         subprocess.run([*pip, *wanted], check=True)
         fresh.rename(packages)
     for name in COPIED:
@@ -45,8 +46,11 @@ def main(kind: str, *arguments: str) -> int:
         shutil.copy(ROOT / name, folder)
     for translated in ROOT.glob("build/cython-*-release"):
         shutil.copytree(translated, folder / "build" / translated.name, dirs_exist_ok=True)
+    path = [str(folder), str(packages)]
+    if interpreter.without:
+        path.append(str(folder / "tests" / "platforms" / "stand_ins"))
     environment = os.environ | interpreter.variables
-    environment |= {"AGS1_OPENSSL": "vendored", "PYTHONPATH": f"{folder}{os.pathsep}{packages}"}
+    environment |= {"AGS1_OPENSSL": "vendored", "PYTHONPATH": os.pathsep.join(path)}
 
     def python(*command: str) -> int:
         whole = [str(interpreter.python), *command]
