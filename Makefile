@@ -27,7 +27,7 @@ ARCHIVED := $(SHORT_LIVED) -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 .NOTPARALLEL:
 .PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
-	bench-peers docs lint wheel debug sanitize fips clean
+	bench-peers docs lint wheel debug sanitize fips freethreaded aarch64 clean
 
 dev: native $(VENV)/.with-test
 
@@ -167,6 +167,10 @@ fips: dev
 		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
 	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
 		$(PYTEST) $(TESTS) tests/format tests/keys
+
+# On CPython without the GIL, and on arm64 under qemu's user mode. Both need a Debian machine.
+freethreaded aarch64: native
+	$(BIN)/python tests/platforms/run.py $@ $(ON)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

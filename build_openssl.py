@@ -305,6 +305,27 @@ def _vendored(environ: Mapping[str, str]) -> Library:
     )
 
 
+def component(version: str) -> dict[str, object]:
+    """Describe the vendored OpenSSL for a bill of materials (CycloneDX): what it is, and the file
+    that its source came in."""
+    (crate,) = (crate for crate in CRATES.values() if crate.openssl_version == version)
+    source = {
+        "type": "file",
+        "name": f"{crate.name}.crate",
+        "purl": f"pkg:cargo/openssl-src@{crate.package_version}%2B{version}",
+        "hashes": [{"alg": "SHA-256", "content": crate.sha256}],
+    }
+    return {
+        "type": "library",
+        "name": "openssl",
+        "version": version,
+        "licenses": [{"license": {"id": "Apache-2.0"}}],
+        "cpe": f"cpe:2.3:a:openssl:openssl:{version}:*:*:*:*:*:*:*",
+        "purl": f"pkg:generic/openssl@{version}",
+        "components": [source],
+    }
+
+
 def _build_once(crate: Crate, environ: Mapping[str, str]) -> Path:
     """The folder of the built libcrypto, from the cache or fresh; one build at a time."""
     cc = compiler()

@@ -18,6 +18,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -47,6 +48,9 @@ LINK_ARGS = {"release": STRIP, "debug": [], "sanitize": SANITIZERS, "fuzz": [FUZ
 class BuildExtensions(build_ext):
     """Cython, then C, with the libcrypto that build_openssl finds or makes."""
 
+    # None until it was looked for: an editable install makes a wheel without it.
+    library = None
+
     def run(self):
         kind = os.environ.get("AGS1_BUILD") or "release"
         if kind not in COMPILE_ARGS:
@@ -68,11 +72,11 @@ class BuildExtensions(build_ext):
         for extension in self.extensions:
             configure(extension, kind, library)
         self._note_options(kind, library)
-        self._self_contained = library.static_library is not None
+        self.library = library
         super().run()
 
     def build_extensions(self):
-        if self._self_contained:
+        if self.library.static_library:
             # Where this Python was built or installed is no business of a wheel.
             linker = self.compiler.linker_so
             self.compiler.linker_so = [arg for arg in linker if not arg.startswith("-Wl,-rpath")]
@@ -106,6 +110,31 @@ class BuildExtensions(build_ext):
             extension.depends = [str(note), "setup.py"]
 
 
+class Wheel(bdist_wheel):
+    """A wheel that says which OpenSSL is inside (PEP 770), in CycloneDX's form."""
+
+    def write_wheelfile(self, wheelfile_base, *arguments, **options):
+        super().write_wheelfile(wheelfile_base, *arguments, **options)
+        library = self.get_finalized_command("build_ext").library
+        if library is None or library.source != "vendored":
+            return
+        folder = Path(wheelfile_base, "sboms")
+        folder.mkdir()
+        ags1 = {
+            "type": "library",
+            "name": self.distribution.get_name(),
+            "version": self.distribution.get_version(),
+        }
+        bill = {
+            "bomFormat": "CycloneDX",
+            "specVersion": "1.6",
+            "version": 1,
+            "metadata": {"component": ags1},
+            "components": [build_openssl.component(library.version)],
+        }
+        (folder / "openssl.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
+
+
 def configure(extension, kind, library):
     extension.extra_compile_args = [
         *COMPILE_ARGS[kind],
@@ -130,5 +159,5 @@ setup(
         Extension(".".join(path.with_suffix("").parts), [path.as_posix()])
         for path in sorted(Path("ags1").rglob("*.pyx"))
     ],
-    cmdclass={"build_ext": BuildExtensions},
+    cmdclass={"build_ext": BuildExtensions, "bdist_wheel": Wheel},
 )

@@ -35,6 +35,7 @@ class AtomicFile:
     # An interrupt may come before the constructor has set anything.
     published = True  # there is nothing to discard yet
     fd = -1
+    _discarded = False
 
     def __init__(
         self,
@@ -136,10 +137,13 @@ class AtomicFile:
         if self._process == process_number():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.temporary)
+        self._discarded = True
 
     def __del__(self) -> None:
         # An interrupt may come when the file exists and the caller has no reference to this object.
-        if not self.published:
+        # If the interpreter is ending, this module's names may be gone already, but then the file
+        # was discarded before.
+        if not self.published and not self._discarded:
             # Nobody could catch an error here.
             with contextlib.suppress(OSError):
                 self.discard()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -249,6 +250,19 @@ def test_the_wheel_says_that_its_openssl_is_its_own(installed: Path) -> None:
     run_python(
         installed,
         "from ags1 import _gcm\nassert _gcm.libcrypto()['source'] == 'vendored', _gcm.libcrypto()",
+    )
+
+
+@pytest.mark.slow
+def test_the_wheel_names_the_openssl_inside(installed: Path) -> None:
+    (path,) = installed.glob("lib/python*/site-packages/ags1-*.dist-info/sboms/openssl.cdx.json")
+    bill = json.loads(path.read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    (openssl,) = bill["components"]
+    run_python(
+        installed,
+        "from ags1 import _gcm\n"
+        f"assert _gcm.libcrypto()['version'].split()[1] == {openssl['version']!r}",
     )
 
 
