@@ -48,6 +48,7 @@ from ags1.iceberg import (
     EncryptedCatalog,
     EncryptedTable,
     PlainTableWarning,
+    examine_table,
     load_catalog,
     open_table,
     verify_table,
@@ -332,11 +333,11 @@ def test_a_plain_table_of_before_its_migration_writes_nothing(
 def test_a_new_plain_table_beside_a_kms_is_told(sql: dict[str, str]) -> None:
     schema = pa.schema([("id", pa.int64())])
     with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
-        with pytest.warns(PlainTableWarning, match="new table is not encrypted"):
+        with pytest.warns(PlainTableWarning, match=r"the new table db\.\w+ is not encrypted"):
             table = catalog.create_table("db.new", schema)
-        with pytest.warns(PlainTableWarning, match="new table is not encrypted"):
+        with pytest.warns(PlainTableWarning, match=r"the new table db\.\w+ is not encrypted"):
             catalog.create_table_transaction("db.other", schema)
-        with pytest.raises(NotEncryptedError, match=r"db\.new is not encrypted: encrypt it"):
+        with pytest.raises(NotEncryptedError, match="is not encrypted, so nothing can be verified"):
             verify_table(table)  # type: ignore[arg-type]
 
 
@@ -349,17 +350,25 @@ def test_a_plaintext_table_that_names_a_key_is_read_and_migrated(
     named = {"format-version": version, "encryption.key-id": "keyA"}
     with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
         catalog.inner.create_table("db.t", rows.schema, properties=named).append(rows)
-        with pytest.warns(PlainTableWarning, match="its files are plaintext"):
+        with pytest.warns(PlainTableWarning, match="another writer wrote plaintext.*migrate_table"):
             table = catalog.load_table("db.t")
         assert type(table) is Table
         assert table.scan().to_arrow() == rows
+        [finding] = examine_table(table).findings
+        assert (finding.kind, finding.remedy.command) == ("unencrypted-table", "migrate")
+        assert "no file of it is encrypted" in finding.message
+        folder = Path(table.metadata_location.removeprefix("file://")).parent
+        old = set(folder.iterdir())
         for given in ({"expected_key_id": "keyA"}, {"require_encrypted": True}):
-            with pytest.raises(NotEncryptedError, match="not encrypted"):
+            with pytest.raises(NotEncryptedError, match=r"no file of it is encrypted.*migrate"):
                 catalog.load_table("db.t", **given)  # type: ignore[arg-type]
         with pytest.raises(KmsKeyNotFoundError):
             catalog.migrate_table("db.t", "no-such-key", dry_run=True)
         assert catalog.migrate_table("db.t", "keyA", dry_run=True).rows == 2
         catalog.migrate_table("db.t", "keyA", delete_plaintext=True)
+        assert not old & set(
+            folder.iterdir()
+        )  # nor the metadata files, whose summaries tell values
         encrypted = catalog.load_table("db.t", require_encrypted=True)
         assert encrypted.scan().to_arrow() == rows
         assert verify_table(encrypted).ok  # type: ignore[arg-type]

@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+from pyiceberg.table import Table
+
 from ....cpu import usable_cpus
 from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....keys.manager import Clock, now_ms
@@ -73,20 +75,13 @@ def verify_table(
     nothing can be verified.
 
     The number of rows in Avro files is not checked, and statistics are not compared with the data.
-    Statistics files are not encrypted; they are only reported. No key of the table protects
+    Plaintext statistics are only reported. No key of the table protects
     metadata.json. So the list of snapshots, the schemas (names, field IDs, defaults) and the
     partition specs are only as trustworthy as the storage of that file. If no expected SHA-256, no
     hash in the catalog and no REST server confirms it, the result has the note
     ``metadata-not-pinned``.
     """
-    if not isinstance(table, TableSession):
-        raise NotEncryptedError(
-            "the table is not encrypted, so nothing can be verified: migrate_table() of the "
-            "catalog (ags1 table migrate) encrypts it",
-            file=table.metadata_location,
-        )
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
+    _check_arguments(table, threads)
     started = time.perf_counter()
     cpus = threads or usable_cpus()
     if threads is None:
@@ -110,15 +105,8 @@ def verify_table(
 
         def checks() -> Iterator[Check]:
             yield from walk.checks()
-            if list_folders and walk.is_complete:
-                yield from unreferenced_files(table, index, findings)
-            elif list_folders:
-                findings.add(
-                    "orphans-not-searched",
-                    "a manifest list or a manifest could not be read, so it is not known which "
-                    "files no snapshot has",
-                    table.metadata.location,
-                )
+            if list_folders:
+                yield from unreferenced_files(table, index, findings, walk.is_complete)
 
         executor = executor or CheckThreads(pool, threads, cpus)
         with closing(executor.run(checks(), table.files, meter, report.tick)) as outcomes:
@@ -159,3 +147,14 @@ def _is_local(table: TableSession) -> bool:
         return table.files.local_path(table.metadata.location) is not None
     except MetadataIntegrityError:
         return False
+
+
+def _check_arguments(table: Table, threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    if not isinstance(table, TableSession):
+        raise NotEncryptedError(
+            "the table is not encrypted, so nothing can be verified: migrate_table() of the "
+            "catalog (ags1 table migrate) encrypts it",
+            file=table.metadata_location,
+        )

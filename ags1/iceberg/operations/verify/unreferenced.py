@@ -19,10 +19,16 @@ from .findings import Findings, finding_of
 
 
 def unreferenced_files(
-    table: TableSession, index: FileIndex, findings: Findings
+    table: TableSession, index: FileIndex, findings: Findings, is_complete: bool
 ) -> Iterator[Check]:
     """Yield a check for each file in the table's folders that is not in ``index``. A folder that
-    cannot be listed is a finding."""
+    cannot be listed is a finding, and so is an index that is not complete: then any file may be one
+    that a snapshot has."""
+    if not is_complete:
+        message = "a manifest list or a manifest could not be read, so it is not known which files "
+        message += "no snapshot has"
+        findings.add("orphans-not-searched", message, table.metadata.location)
+        return
     metadata = table.version.json
     versions = MetadataVersions(metadata, table.metadata_location)
     for folder in folders_to_list(metadata, index.stored):
