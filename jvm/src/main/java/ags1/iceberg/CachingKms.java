@@ -54,8 +54,5 @@ final class CachingKms implements KeyManagementClient {
     throw new UnsupportedOperationException("the client inside is initialized already");
   }
 
-  @Override
-  public void close() {
-    inner.close();
-  }
+  @Override public void close() { inner.close(); }
 }

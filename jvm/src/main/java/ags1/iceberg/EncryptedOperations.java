@@ -102,20 +102,9 @@ final class EncryptedOperations implements TableOperations {
     return inner.metadataFileLocation(fileName);
   }
 
-  @Override
-  public LocationProvider locationProvider() {
-    return inner.locationProvider();
-  }
-
-  @Override
-  public long newSnapshotId() {
-    return inner.newSnapshotId();
-  }
-
-  @Override
-  public boolean requireStrictCleanup() {
-    return inner.requireStrictCleanup();
-  }
+  @Override public LocationProvider locationProvider() { return inner.locationProvider(); }
+  @Override public long newSnapshotId() { return inner.newSnapshotId(); }
+  @Override public boolean requireStrictCleanup() { return inner.requireStrictCleanup(); }
 
   /**
    * Returns operations for metadata that is not committed yet. Their keys are always those of the
@@ -135,20 +124,9 @@ final class EncryptedOperations implements TableOperations {
         return uncommitted;
       }
 
-      @Override
-      public TableMetadata refresh() {
-        return temp.refresh();
-      }
-
-      @Override
-      public void commit(TableMetadata from, TableMetadata to) {
-        temp.commit(from, to);
-      }
-
-      @Override
-      public FileIO io() {
-        return EncryptedOperations.this.io();
-      }
+      @Override public TableMetadata refresh() { return temp.refresh(); }
+      @Override public void commit(TableMetadata from, TableMetadata to) { temp.commit(from, to); }
+      @Override public FileIO io() { return EncryptedOperations.this.io(); }
 
       @Override
       public EncryptionManager encryption() {
@@ -160,15 +138,8 @@ final class EncryptedOperations implements TableOperations {
         return temp.metadataFileLocation(fileName);
       }
 
-      @Override
-      public LocationProvider locationProvider() {
-        return temp.locationProvider();
-      }
-
-      @Override
-      public long newSnapshotId() {
-        return temp.newSnapshotId();
-      }
+      @Override public LocationProvider locationProvider() { return temp.locationProvider(); }
+      @Override public long newSnapshotId() { return temp.newSnapshotId(); }
     };
   }
 
@@ -210,15 +181,13 @@ final class EncryptedOperations implements TableOperations {
   }
 
   private void checkKeyId(TableMetadata base, TableMetadata metadata) {
-    String after = rules.keyId(metadata);
-    if (base != null) {
-      String before = base.properties().get(TableProperties.ENCRYPTION_TABLE_KEY);
-      refuseIf(
-          !Objects.equals(before, after),
-          "the property '%s' of an existing table is not added, changed or removed: it is %s, and "
-              + "would be %s",
-          TableProperties.ENCRYPTION_TABLE_KEY, before, after);
-    }
+    String name = TableProperties.ENCRYPTION_TABLE_KEY;
+    String before = base == null ? null : base.properties().get(name);
+    refuseIf(
+        base != null && !Objects.equals(before, metadata.properties().get(name)),
+        "the property '%s' of an existing table is not added, changed or removed: it is %s",
+        name, before);
+    rules.keyId(metadata);
   }
 
   /** Returns the metadata with the keys of its new snapshots, after a check of these snapshots. */

@@ -1,12 +1,8 @@
 package ags1.iceberg;
 
-import java.io.Closeable;
-import java.io.IOException;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
-import java.util.Set;
-import java.util.function.Supplier;
+import java.util.function.Function;
 import org.apache.iceberg.BaseMetadataTable;
 import org.apache.iceberg.BaseTable;
 import org.apache.iceberg.BaseTransaction;
@@ -20,98 +16,109 @@ import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.Transaction;
 import org.apache.iceberg.Transactions;
-import org.apache.iceberg.catalog.Catalog;
-import org.apache.iceberg.catalog.Namespace;
-import org.apache.iceberg.catalog.SupportsNamespaces;
+import org.apache.iceberg.catalog.Catalog.TableBuilder;
+import org.apache.iceberg.catalog.LoadContext;
 import org.apache.iceberg.catalog.TableIdentifier;
-import org.apache.iceberg.catalog.ViewCatalog;
 import org.apache.iceberg.exceptions.NoSuchTableException;
-import org.apache.iceberg.hadoop.Configurable;
 import org.apache.iceberg.rest.RESTCatalog;
-import org.apache.iceberg.view.View;
-import org.apache.iceberg.view.ViewBuilder;
+import org.apache.iceberg.rest.RESTClient;
+import org.apache.iceberg.rest.RESTSessionCatalog;
 
 /**
- * Iceberg's client of the REST protocol. It delegates, because {@link RESTCatalog} makes the
- * operations of its tables in places that a subclass cannot reach. Scans of encrypted tables are
- * planned here and not by the server, which has no keys.
+ * Iceberg's client of the REST protocol. Scans of encrypted tables are planned here and not by the
+ * server, which has no keys.
  */
-public final class EncryptedRestCatalog
-    implements Catalog, ViewCatalog, SupportsNamespaces, Configurable<Object>, Closeable {
-  private final RESTCatalog rest = new RESTCatalog();
-  private CatalogRules rules;
-
+public final class EncryptedRestCatalog extends RESTCatalog {
   @Override
-  public void initialize(String name, Map<String, String> properties) {
-    rules = new CatalogRules(properties);
-    // A server's configuration could replace the KMS, if it were looked for there.
-    rest.initialize(name, properties);
+  protected RESTSessionCatalog newSessionCatalog(
+      Function<Map<String, String>, RESTClient> clientBuilder) {
+    return new EncryptedSessions(clientBuilder);
   }
 
-  @Override
-  public Table loadTable(TableIdentifier identifier) {
-    Table table = rest.loadTable(identifier);
-    if (table instanceof BaseMetadataTable metadataTable) {
-      Table encrypted = over(metadataTable.table());
-      MetadataTableType type = MetadataTableType.from(identifier.name());
-      return MetadataTableUtils.createMetadataTableInstance(encrypted, type);
+  private static final class EncryptedSessions extends RESTSessionCatalog {
+    private CatalogRules rules;
+
+    private EncryptedSessions(Function<Map<String, String>, RESTClient> clientBuilder) {
+      super(clientBuilder, null);
     }
-    return over((BaseTable) table);
+
+    @Override
+    public void initialize(String name, Map<String, String> properties) {
+      rules = new CatalogRules(properties); // those of the caller, not those of the server
+      super.initialize(name, properties);
+    }
+
+    @Override
+    public Table loadTable(SessionContext context, TableIdentifier identifier) {
+      return over(super.loadTable(context, identifier), identifier.name());
+    }
+
+    // Called by 1.12 and later.
+    @Override
+    public Table loadTable(
+        SessionContext context, TableIdentifier identifier, LoadContext loadContext) {
+      return over(super.loadTable(context, identifier, loadContext), identifier.name());
+    }
+
+    @Override
+    public Table registerTable(
+        SessionContext context, TableIdentifier identifier, String location, boolean overwrite) {
+      Table registered = super.registerTable(context, identifier, location, overwrite);
+      return over(registered, identifier.name());
+    }
+
+    @Override
+    public TableBuilder buildTable(
+        SessionContext context, TableIdentifier identifier, Schema schema) {
+      return new Builder(super.buildTable(context, identifier, schema), identifier, schema, rules);
+    }
+
+    private Table over(Table table, String name) {
+      return table instanceof BaseMetadataTable metadata
+          ? MetadataTableUtils.createMetadataTableInstance(
+              EncryptedRestCatalog.over(metadata.table(), rules), MetadataTableType.from(name))
+          : EncryptedRestCatalog.over((BaseTable) table, rules);
+    }
   }
 
-  @Override
-  public Table registerTable(TableIdentifier identifier, String metadataFileLocation) {
-    return over((BaseTable) rest.registerTable(identifier, metadataFileLocation));
-  }
-
-  @Override
-  public TableBuilder buildTable(TableIdentifier identifier, Schema schema) {
-    return new Builder(identifier, schema);
-  }
-
-  private BaseTable over(BaseTable table) {
+  private static BaseTable over(BaseTable table, CatalogRules rules) {
+    if (table.operations() instanceof EncryptedOperations) {
+      return table;
+    }
     TableOperations operations = rules.over(table.operations());
-    // An unencrypted table stays as it is, so that the server may plan its scans.
+    // An unencrypted table stays as it is: the server may plan its scans.
     return rules.keyId(operations.current()) == null
         ? table
         : new BaseTable(operations, table.name(), table.reporter());
   }
 
-  private Transaction over(Transaction transaction, String name) {
-    BaseTransaction begun = (BaseTransaction) transaction;
-    TableOperations operations = rules.over(begun.underlyingOps());
-    return operations.current() == null
-        ? Transactions.createTableTransaction(name, operations, begun.startMetadata())
-        : Transactions.replaceTableTransaction(name, operations, begun.startMetadata());
-  }
-
-  private final class Builder implements TableBuilder {
-    private final TableIdentifier identifier;
-    private final Schema schema;
-    private final TableBuilder builder;
-    private final Map<String, String> properties = new HashMap<>();
-
-    private Builder(TableIdentifier identifier, Schema schema) {
-      this.identifier = identifier;
-      this.schema = schema;
-      this.builder = rest.buildTable(identifier, schema);
+  private record Builder(
+      TableBuilder inner,
+      TableIdentifier identifier,
+      Schema schema,
+      CatalogRules rules,
+      Map<String, String> properties)
+      implements TableBuilder {
+    private Builder(
+        TableBuilder inner, TableIdentifier identifier, Schema schema, CatalogRules rules) {
+      this(inner, identifier, schema, rules, new HashMap<>());
     }
 
     @Override
     public TableBuilder withPartitionSpec(PartitionSpec spec) {
-      builder.withPartitionSpec(spec);
+      inner.withPartitionSpec(spec);
       return this;
     }
 
     @Override
     public TableBuilder withSortOrder(SortOrder order) {
-      builder.withSortOrder(order);
+      inner.withSortOrder(order);
       return this;
     }
 
     @Override
     public TableBuilder withLocation(String location) {
-      builder.withLocation(location);
+      inner.withLocation(location);
       return this;
     }
 
@@ -126,27 +133,27 @@ public final class EncryptedRestCatalog
     @Override
     public TableBuilder withProperty(String name, String value) {
       properties.put(name, value);
-      builder.withProperty(name, value);
+      inner.withProperty(name, value);
       return this;
     }
 
     @Override
     public Table create() {
-      // The server creates the table in this call, so it is checked before.
+      // In this call the server creates the table, so it is checked before.
+      PartitionSpec spec = PartitionSpec.unpartitioned();
       rules.checkNew(
-          TableMetadata.newTableMetadata(
-              schema, PartitionSpec.unpartitioned(), identifier.toString(), properties));
-      return over((BaseTable) builder.create());
+          TableMetadata.newTableMetadata(schema, spec, identifier.toString(), properties));
+      return EncryptedRestCatalog.over((BaseTable) inner.create(), rules);
     }
 
     @Override
     public Transaction createTransaction() {
-      return checked(builder::createTransaction);
+      return over(inner.createTransaction());
     }
 
     @Override
     public Transaction replaceTransaction() {
-      return checked(builder::replaceTransaction);
+      return over(inner.replaceTransaction());
     }
 
     @Override
@@ -158,115 +165,13 @@ public final class EncryptedRestCatalog
       }
     }
 
-    private Transaction checked(Supplier<Transaction> begin) {
-      return over(begin.get(), identifier.toString());
+    private Transaction over(Transaction transaction) {
+      BaseTransaction begun = (BaseTransaction) transaction;
+      TableOperations operations = rules.over(begun.underlyingOps());
+      String name = begun.tableName();
+      return operations.current() == null
+          ? Transactions.createTableTransaction(name, operations, begun.startMetadata())
+          : Transactions.replaceTableTransaction(name, operations, begun.startMetadata());
     }
-  }
-
-  // What follows only delegates.
-
-  @Override
-  public String name() {
-    return rest.name();
-  }
-
-  @Override
-  public List<TableIdentifier> listTables(Namespace namespace) {
-    return rest.listTables(namespace);
-  }
-
-  @Override
-  public boolean tableExists(TableIdentifier identifier) {
-    return rest.tableExists(identifier);
-  }
-
-  @Override
-  public void invalidateTable(TableIdentifier identifier) {
-    rest.invalidateTable(identifier);
-  }
-
-  @Override
-  public boolean dropTable(TableIdentifier identifier, boolean purge) {
-    return rest.dropTable(identifier, purge);
-  }
-
-  @Override
-  public void renameTable(TableIdentifier from, TableIdentifier to) {
-    rest.renameTable(from, to);
-  }
-
-  @Override
-  public void createNamespace(Namespace namespace, Map<String, String> properties) {
-    rest.createNamespace(namespace, properties);
-  }
-
-  @Override
-  public List<Namespace> listNamespaces(Namespace namespace) {
-    return rest.listNamespaces(namespace);
-  }
-
-  @Override
-  public boolean namespaceExists(Namespace namespace) {
-    return rest.namespaceExists(namespace);
-  }
-
-  @Override
-  public Map<String, String> loadNamespaceMetadata(Namespace namespace) {
-    return rest.loadNamespaceMetadata(namespace);
-  }
-
-  @Override
-  public boolean dropNamespace(Namespace namespace) {
-    return rest.dropNamespace(namespace);
-  }
-
-  @Override
-  public boolean setProperties(Namespace namespace, Map<String, String> properties) {
-    return rest.setProperties(namespace, properties);
-  }
-
-  @Override
-  public boolean removeProperties(Namespace namespace, Set<String> names) {
-    return rest.removeProperties(namespace, names);
-  }
-
-  @Override
-  public List<TableIdentifier> listViews(Namespace namespace) {
-    return rest.listViews(namespace);
-  }
-
-  @Override
-  public View loadView(TableIdentifier identifier) {
-    return rest.loadView(identifier);
-  }
-
-  @Override
-  public ViewBuilder buildView(TableIdentifier identifier) {
-    return rest.buildView(identifier);
-  }
-
-  @Override
-  public boolean dropView(TableIdentifier identifier) {
-    return rest.dropView(identifier);
-  }
-
-  @Override
-  public void renameView(TableIdentifier from, TableIdentifier to) {
-    rest.renameView(from, to);
-  }
-
-  @Override
-  public boolean viewExists(TableIdentifier identifier) {
-    return rest.viewExists(identifier);
-  }
-
-  @Override
-  public void setConf(Object conf) {
-    rest.setConf(conf);
-  }
-
-  @Override
-  public void close() throws IOException {
-    rest.close();
   }
 }

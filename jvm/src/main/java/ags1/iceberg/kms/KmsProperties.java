@@ -4,17 +4,17 @@ import java.io.Serializable;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.regex.Pattern;
+import java.util.TreeSet;
+import org.json.JSONObject;
+import org.json.JSONParserConfiguration;
 
 /**
  * The properties of a KMS client. An empty value counts as none. Those that are secret are not
  * serialized: each process has its own credentials, in a file or in its environment.
  */
 final class KmsProperties implements Serializable {
-  static final String ALLOW_READABLE = "kms.allow-readable-files";
-
-  private static final Pattern SECRET =
-      Pattern.compile("kms\\.local\\.passphrase|kms\\.vault\\.(token|secret-id)|encryption\\.kms\\.key\\..*");
+  private static final String SECRET =
+      "kms\\.local\\.passphrase|kms\\.vault\\.(token|secret-id)|encryption\\.kms\\.key\\..*";
 
   private final HashMap<String, String> named = new HashMap<>();
   private final transient Map<String, String> secret = new HashMap<>();
@@ -23,32 +23,25 @@ final class KmsProperties implements Serializable {
     properties.forEach(
         (name, value) -> {
           if (name.matches("(encryption\\.)?kms\\..*") && value != null && !value.isEmpty()) {
-            (SECRET.matcher(name).matches() ? secret : named).put(name, value);
+            (name.matches(SECRET) ? secret : named).put(name, value);
           }
         });
   }
 
-  /** Returns a value; null if there is none. */
-  String get(String name) {
-    return secret != null && secret.containsKey(name) ? secret.get(name) : named.get(name);
-  }
-
   String get(String name, String otherwise) {
-    String value = get(name);
-    return value == null ? otherwise : value;
+    String hidden = secret == null ? null : secret.get(name);
+    return hidden == null ? named.getOrDefault(name, otherwise) : hidden;
   }
 
-  String require(String name) {
-    String value = get(name);
-    if (value == null) {
+  void require(String name) {
+    if (get(name, null) == null) {
       throw new IllegalArgumentException("the property '" + name + "' is missing");
     }
-    return value;
   }
 
   boolean flag(String name, boolean otherwise) {
     String text = get(name, String.valueOf(otherwise)).toLowerCase();
-    if (!text.equals("true") && !text.equals("false")) {
+    if (!text.matches("true|false")) {
       throw new IllegalArgumentException("the property '" + name + "' is not 'true' or 'false'");
     }
     return text.equals("true");
@@ -56,9 +49,7 @@ final class KmsProperties implements Serializable {
 
   int number(String name, int otherwise, int maximum) {
     String text = get(name, String.valueOf(otherwise));
-    if (!text.matches("[0-9]{1,9}")
-        || Integer.parseInt(text) < 1
-        || Integer.parseInt(text) > maximum) {
+    if (!text.matches("0*[1-9][0-9]{0,8}") || Integer.parseInt(text) > maximum) {
       throw new IllegalArgumentException(
           "the property '" + name + "' is not a number from 1 to " + maximum);
     }
@@ -66,33 +57,25 @@ final class KmsProperties implements Serializable {
   }
 
   void refuseBoth(String one, String other) {
-    if (get(one) != null && get(other) != null) {
+    if (get(one, null) != null && get(other, null) != null) {
       throw new IllegalArgumentException(
           "both '" + one + "' and '" + other + "' are given: give one");
     }
   }
 
-  Map<String, String> withPrefix(String prefix) {
-    Map<String, String> found = new HashMap<>();
-    for (Map<String, String> part : secret == null ? List.of(named) : List.of(named, secret)) {
-      part.forEach(
-          (name, value) -> {
-            if (name.startsWith(prefix)) {
-              found.put(name.substring(prefix.length()), value);
-            }
-          });
-    }
-    return found;
-  }
-
   /** Refuses a property that begins with {@code prefix} and is not known: it may be mistyped. */
   void checkNames(String prefix, List<String> known) {
-    for (String name : withPrefix(prefix).keySet()) {
-      if (!known.contains(prefix + name)) {
+    TreeSet<String> all = new TreeSet<>(named.keySet());
+    all.addAll(secret == null ? List.of() : secret.keySet());
+    for (String name : all) {
+      if (name.startsWith(prefix) && !known.contains(name.substring(prefix.length()))) {
         throw new IllegalArgumentException(
-            "the property '" + prefix + name + "' is unknown; there are "
-                + String.join(", ", known));
+            String.format("the property '%s' is unknown; there are %s with %s", name, prefix, known));
       }
     }
+  }
+
+  static JSONObject json(String text) {
+    return new JSONObject(text, new JSONParserConfiguration().withStrictMode(true));
   }
 }

@@ -1,12 +1,11 @@
 package ags1.iceberg.kms;
 
 import java.nio.ByteBuffer;
-import java.util.List;
 import java.util.Map;
 import org.apache.iceberg.encryption.KeyManagementClient;
 
 /**
- * The master keys of a keyring file of ags1, which {@code ags1 keygen} makes.
+ * The master keys of a keyring file, which {@code ags1 keygen} makes.
  *
  * <p>A wrapped key is {@code 01 | key version: uint32 BE | nonce(12) | ciphertext | tag(16)},
  * AES-256-GCM, with the first five bytes as additional data. The properties are those of Python:
@@ -23,18 +22,16 @@ public final class LocalKms implements KeyManagementClient {
   @Override
   public void initialize(Map<String, String> given) {
     properties = new KmsProperties(given);
-    properties.checkNames(
-        "kms.local.", List.of(Keyring.PATH, Keyring.PASSPHRASE, Keyring.PASSPHRASE_FILE));
-    properties.refuseBoth(Keyring.PASSPHRASE, Keyring.PASSPHRASE_FILE);
-    properties.flag(KmsProperties.ALLOW_READABLE, false);
+    keyring();
   }
 
   @Override
   public ByteBuffer wrapKey(ByteBuffer key, String keyId) {
-    Keyring.MasterKey current = keyring().current(keyId);
+    Keyring.MasterKey master = keyring().get(keyId, null);
     byte[] prefix =
-        ByteBuffer.allocate(PREFIX_SIZE).put(FORMAT).putInt((int) current.version()).array();
-    byte[] sealed = AesGcm.seal(current.key(), AesGcm.bytes(key), prefix);
+        ByteBuffer.allocate(PREFIX_SIZE).put(FORMAT).putInt((int) master.current()).array();
+    byte[] masterKey = master.versions().get(master.current());
+    byte[] sealed = AesGcm.seal(masterKey, AesGcm.bytes(key), prefix);
     return ByteBuffer.allocate(PREFIX_SIZE + sealed.length).put(prefix).put(sealed).flip();
   }
 
@@ -50,8 +47,8 @@ public final class LocalKms implements KeyManagementClient {
     byte[] prefix = new byte[PREFIX_SIZE];
     rest.get(prefix);
     long version = Integer.toUnsignedLong(ByteBuffer.wrap(prefix).getInt(1));
-    byte[] key =
-        AesGcm.open(keyring().version(keyId, version).key(), AesGcm.bytes(rest), prefix);
+    byte[] masterKey = keyring().get(keyId, version).versions().get(version);
+    byte[] key = AesGcm.open(masterKey, AesGcm.bytes(rest), prefix);
     if (key == null) {
       throw new KmsException(
           "the master key '%s' in %s does not open the wrapped key: another key of that name "

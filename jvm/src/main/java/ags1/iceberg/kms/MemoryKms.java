@@ -11,25 +11,15 @@ import org.apache.iceberg.encryption.KeyManagementClient;
  */
 public final class MemoryKms implements KeyManagementClient {
   private static final String PREFIX = "encryption.kms.key.";
-  private static final String HEX_KEY = "(?i)[0-9a-f]{32}|[0-9a-f]{48}|[0-9a-f]{64}";
 
   private KmsProperties properties;
 
   @Override
   public void initialize(Map<String, String> given) {
     properties = new KmsProperties(given);
-    Map<String, String> keys = properties.withPrefix(PREFIX);
-    if (keys.isEmpty()) {
+    if (given.keySet().stream().noneMatch(name -> name.startsWith(PREFIX))) {
       throw new IllegalArgumentException("no master key: set the property '" + PREFIX + "<id>'");
     }
-    keys.forEach(
-        (keyId, text) -> {
-          if (keyId.isEmpty() || !text.matches(HEX_KEY)) {
-            throw new IllegalArgumentException(
-                "the property '" + PREFIX + keyId
-                    + "' is not an AES key: 16, 24 or 32 bytes in hex, under an id");
-          }
-        });
   }
 
   @Override
@@ -47,9 +37,11 @@ public final class MemoryKms implements KeyManagementClient {
   }
 
   private byte[] masterKey(String keyId) {
-    String text = properties.get(PREFIX + keyId);
-    if (text == null) {
-      throw new KmsException("no master key '%s': set the property '%s'", keyId, PREFIX + keyId);
+    String text = properties.get(PREFIX + keyId, "");
+    if (!text.matches("(?i)[0-9a-f]{32}|[0-9a-f]{48}|[0-9a-f]{64}")) {
+      throw new KmsException(
+          "no master key '%s': the property '%s' must be 16, 24 or 32 bytes in hex",
+          keyId, PREFIX + keyId);
     }
     return HexFormat.of().parseHex(text);
   }

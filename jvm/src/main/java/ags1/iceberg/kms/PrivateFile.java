@@ -12,15 +12,13 @@ import java.util.TreeMap;
 
 /** Small private files. One that others may read or write is refused, as ssh refuses keys. */
 final class PrivateFile {
-  private static final String ATTRIBUTES = "unix:uid,mode,dev,ino,size,lastModifiedTime,ctime";
-
   private PrivateFile() {}
 
-  record Content(byte[] bytes, Object identity) {}
+  /** {@code identity} changes if the file is replaced or written. */
+  record Content(byte[] bytes, String identity) {}
 
-  /** Returns the file's bytes. Throws NoSuchFileException if there is none. */
-  static Content read(Path path, int maxSize, String what, boolean allowReadable)
-      throws NoSuchFileException {
+  /** Returns the file's bytes; null if there is no file. */
+  static Content read(Path path, int maxSize, String what, boolean allowReadable) {
     try (InputStream file = Files.newInputStream(path)) {
       Map<String, Object> attributes = attributes(path);
       check(path, attributes, what, allowReadable);
@@ -30,14 +28,13 @@ final class PrivateFile {
       }
       return new Content(bytes, attributes.toString());
     } catch (NoSuchFileException missing) {
-      throw missing;
+      return null;
     } catch (IOException error) {
       throw new KmsException("cannot read the %s %s (%s)", what, path, error.getClass().getName());
     }
   }
 
-  /** Returns a value that changes if the file is replaced or written; null if it is missing. */
-  static Object identity(Path path) {
+  static String identity(Path path) {
     try {
       return attributes(path).toString();
     } catch (IOException missing) {
@@ -55,7 +52,8 @@ final class PrivateFile {
   }
 
   private static Map<String, Object> attributes(Path path) throws IOException {
-    return new TreeMap<>(Files.readAttributes(path, ATTRIBUTES));
+    String names = "unix:uid,mode,dev,ino,size,lastModifiedTime,ctime";
+    return new TreeMap<>(Files.readAttributes(path, names));
   }
 
   private static void check(
@@ -73,8 +71,8 @@ final class PrivateFile {
       throw new KmsException(
           "the %s %s is open to others (mode %04o), who may have read or changed it: run chmod 600 "
               + "on it before you use it, or, if only reading is open and nobody else can reach "
-              + "it, set %s to true",
-          what, path, mode, KmsProperties.ALLOW_READABLE);
+              + "it, set kms.allow-readable-files to true",
+          what, path, mode);
     }
   }
 }

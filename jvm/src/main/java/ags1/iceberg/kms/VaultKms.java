@@ -1,7 +1,8 @@
 package ags1.iceberg.kms;
 
+import static java.nio.charset.StandardCharsets.ISO_8859_1;
+
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.util.Base64;
 import java.util.Map;
 import org.apache.iceberg.encryption.KeyManagementClient;
@@ -9,10 +10,8 @@ import org.json.JSONObject;
 
 /**
  * HashiCorp Vault (and OpenBao): master keys in a transit secrets engine. A key ID is the name of a
- * key there, and a wrapped key is Vault's own text {@code vault:v1:<base64>}.
- *
- * <p>The properties are those of Python, {@code kms.vault.…}: see {@link VaultServer}. An RSA key
- * unwraps but does not wrap, because whoever has its public half could wrap too.
+ * key there, and a wrapped key is Vault's own text {@code vault:v1:<base64>}. An RSA key unwraps but
+ * does not wrap, because whoever has its public half could wrap too.
  */
 public final class VaultKms implements KeyManagementClient {
   private static final String KEY_ID = "(?!.*\\.\\.)\\w(?:[\\w.-]{0,510}\\w)?";
@@ -29,70 +28,65 @@ public final class VaultKms implements KeyManagementClient {
 
   @Override
   public ByteBuffer wrapKey(ByteBuffer key, String keyId) {
-    checkCanWrap(keyId);
-    String plaintext = Base64.getEncoder().encodeToString(AesGcm.bytes(key));
-    JSONObject data =
-        ask("encrypt", keyId, new JSONObject().put("plaintext", plaintext), "wrap", false);
-    String wrapped = data.optString("ciphertext");
-    if (!wrapped.matches(WRAPPED_KEY)) {
-      throw server().isNoVault("no ciphertext");
+    // Otherwise Vault would make a missing key, if the caller may. The policy may forbid to ask.
+    VaultServer.Answer asked = server().call("GET", path("keys", keyId), null, false);
+    if (asked.status() != 403) {
+      JSONObject info = data(asked, "read the key '" + keyId + "'", keyId, true);
+      if (info.optString("type").startsWith("rsa-") || info.optBoolean("derived")
+          || !info.optBoolean("supports_encryption", true)) {
+        throw unfit(keyId);
+      }
     }
-    // The policy may not let us read the key's type. So the size decides: an AES ciphertext has 28
-    // bytes more than the key.
+    // Vault's error may repeat the request, with the key, so it is not quoted.
+    JSONObject body = new JSONObject();
+    body.put("plaintext", Base64.getEncoder().encodeToString(AesGcm.bytes(key)));
+    String doing = "wrap a key under '" + keyId + "'";
+    VaultServer.Answer answer = server().call("POST", path("encrypt", keyId), body, true);
+    String wrapped = data(answer, doing, keyId, false).optString("ciphertext");
+    if (!wrapped.matches(WRAPPED_KEY)) {
+      throw server().failure(new VaultServer.Answer(answer.status(), null), doing, false);
+    }
+    // Perhaps the key's type was not to be read: an AES ciphertext has 28 bytes more than the key.
     int size = wrapped.substring(wrapped.lastIndexOf(':') + 1).replace("=", "").length() * 6 / 8;
     if (size == 256 || size == 384 || size == 512) {
-      throw isAsymmetric(keyId);
+      throw unfit(keyId);
     }
-    return ByteBuffer.wrap(wrapped.getBytes(StandardCharsets.US_ASCII));
+    return ByteBuffer.wrap(wrapped.getBytes(ISO_8859_1));
   }
 
   @Override
   public ByteBuffer unwrapKey(ByteBuffer wrapped, String keyId) {
-    String text = new String(AesGcm.bytes(wrapped), StandardCharsets.ISO_8859_1);
+    String text = new String(AesGcm.bytes(wrapped), ISO_8859_1);
     if (!text.matches(WRAPPED_KEY)) {
       throw new KmsException("the wrapped key is damaged, or was not wrapped by Vault");
     }
-    JSONObject data = ask("decrypt", keyId, new JSONObject().put("ciphertext", text), "unwrap", true);
-    try {
-      byte[] key = Base64.getDecoder().decode(data.optString("plaintext"));
-      if (key.length > 0) {
-        return ByteBuffer.wrap(key);
-      }
-    } catch (IllegalArgumentException notBase64) {
-      // as below
+    JSONObject body = new JSONObject().put("ciphertext", text);
+    String doing = "unwrap a key with '" + keyId + "'";
+    VaultServer.Answer answer = server().call("POST", path("decrypt", keyId), body, true);
+    String key = data(answer, doing, keyId, true).optString("plaintext");
+    if (!key.matches("[A-Za-z0-9+/]+={0,2}")) {
+      throw server().failure(new VaultServer.Answer(answer.status(), null), doing, false);
     }
-    throw server().isNoVault("no plaintext");
+    return ByteBuffer.wrap(Base64.getDecoder().decode(key));
   }
 
-  private void checkCanWrap(String keyId) {
-    // Otherwise Vault would make a missing key, if the caller may. The policy may forbid to ask.
-    VaultServer.Answer answer = server().call("GET", path("keys", keyId), null, false);
-    if (answer.status() == 403) {
-      return;
+  private JSONObject data(VaultServer.Answer answer, String doing, String keyId, boolean quote) {
+    if (answer.isGood()) {
+      return answer.object("data");
     }
-    if (!answer.isGood()) {
-      throw failure(answer, keyId, "read", true);
+    boolean isMissing = answer.status() == 404 && answer.errors().isEmpty();
+    if (isMissing || answer.errors().contains("key not found")) {
+      throw new KmsException("%s has no key '%s'", server(), keyId);
     }
-    JSONObject key = answer.data();
-    if (key.optString("type").startsWith("rsa-")) {
-      throw isAsymmetric(keyId);
-    }
-    if (key.optBoolean("derived")) {
-      throw isDerived(keyId);
-    }
-    if (!key.optBoolean("supports_encryption", true)) {
-      throw new KmsException(
-          "the key '%s' in %s cannot encrypt: it is for signing", keyId, server());
-    }
+    throw answer.errors().contains("key derivation")
+        ? unfit(keyId)
+        : server().failure(answer, doing, quote);
   }
 
-  private JSONObject ask(
-      String action, String keyId, JSONObject body, String doing, boolean quote) {
-    VaultServer.Answer answer = server().call("POST", path(action, keyId), body, true);
-    if (!answer.isGood()) {
-      throw failure(answer, keyId, doing, quote);
-    }
-    return answer.data();
+  private KmsException unfit(String keyId) {
+    return new KmsException(
+        "the key '%s' in %s does not wrap here: make a key of type aes256-gcm96 with derived=false",
+        keyId, server());
   }
 
   private String path(String action, String keyId) {
@@ -103,39 +97,6 @@ public final class VaultKms implements KeyManagementClient {
           server(), keyId);
     }
     return server().mountPath() + "/" + action + "/" + keyId;
-  }
-
-  /** {@code quote} says whether Vault's text is quoted, which may repeat the request. */
-  private RuntimeException failure(
-      VaultServer.Answer answer, String keyId, String doing, boolean quote) {
-    String text = answer.errors();
-    if ((answer.status() == 404 && text.isEmpty()) || text.contains("key not found")) {
-      return new KmsException("%s has no key '%s'", server(), keyId);
-    }
-    if (text.contains("key derivation")) {
-      return isDerived(keyId);
-    }
-    if (text.contains("disallowed by policy")) {
-      return new KmsException(
-          "the version of the key '%s' that wrapped this key is not in use any more in %s: its "
-              + "min_decryption_version is higher",
-          keyId, server());
-    }
-    return server().failure(answer, doing + " a key with '" + keyId + "'", quote);
-  }
-
-  private KmsException isAsymmetric(String keyId) {
-    return new KmsException(
-        "the key '%s' in %s is an RSA key, which does not wrap here, because everybody who has its "
-            + "public half can wrap too: make a key of type aes256-gcm96",
-        keyId, server());
-  }
-
-  private KmsException isDerived(String keyId) {
-    return new KmsException(
-        "the key '%s' in %s derives its keys from a context, which is not supported: make one with "
-            + "derived=false",
-        keyId, server());
   }
 
   private synchronized VaultServer server() {

@@ -1,69 +1,48 @@
 package ags1.iceberg.kms;
 
+import static java.nio.charset.StandardCharsets.ISO_8859_1;
+import static java.nio.charset.StandardCharsets.UTF_8;
+
 import java.io.IOException;
 import java.io.InputStream;
-import java.net.Socket;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.security.GeneralSecurityException;
 import java.security.KeyStore;
 import java.security.cert.Certificate;
 import java.security.cert.CertificateFactory;
-import java.security.cert.X509Certificate;
 import java.time.Duration;
-import java.util.List;
+import java.util.Arrays;
 import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import javax.net.ssl.SSLContext;
-import javax.net.ssl.SSLEngine;
-import javax.net.ssl.SSLHandshakeException;
-import javax.net.ssl.TrustManager;
 import javax.net.ssl.TrustManagerFactory;
-import javax.net.ssl.X509ExtendedTrustManager;
 import org.json.JSONArray;
 import org.json.JSONException;
 import org.json.JSONObject;
-import org.json.JSONParserConfiguration;
 
 /**
  * The HTTP API of a Vault server, with a login. It repeats calls as Vault's own client does, and
- * follows no redirects, because the token would be sent with them. {@code http} is for tests; it is
- * refused to another machine unless {@code kms.allow-plaintext-http} is true.
+ * follows no redirects, because the token would be sent with them. Its properties begin with {@code
+ * kms.vault.}, and are those of Python but {@code verify=false}.
  */
 final class VaultServer {
   private static final String PREFIX = "kms.vault.";
-  private static final String URL = PREFIX + "url";
-  private static final String NAMESPACE = PREFIX + "namespace";
-  private static final String MOUNT_PATH = PREFIX + "mount-path";
-  private static final String CA_CERT = PREFIX + "ca-cert";
-  private static final String VERIFY = PREFIX + "verify";
-  private static final String AUTH = PREFIX + "auth";
-  private static final String TOKEN = PREFIX + "token";
-  private static final String TOKEN_FILE = PREFIX + "token-file";
-  private static final String ROLE_ID = PREFIX + "role-id";
-  private static final String SECRET_ID = PREFIX + "secret-id";
-  private static final String SECRET_ID_FILE = PREFIX + "secret-id-file";
-  private static final String AUTH_MOUNT_PATH = PREFIX + "auth-mount-path";
-  private static final String ROLE = PREFIX + "role";
-  private static final String JWT_FILE = PREFIX + "jwt-file";
-  private static final List<String> KNOWN =
-      List.of(
-          URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY, AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID,
-          SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE);
+  private static final String[] KNOWN = {
+    "url", "namespace", "mount-path", "ca-cert", "auth", "token", "token-file", "role-id",
+    "secret-id", "secret-id-file", "auth-mount-path", "role", "jwt-file", "verify"
+  };
   private static final String DEFAULT_JWT_FILE =
       "/var/run/secrets/kubernetes.io/serviceaccount/token";
   private static final String LOOPBACK =
-      "localhost|.*\\.localhost|127(\\.[0-9]{1,3}){3}|\\[(0*:)+0*1\\]";
+      "(?i)localhost|.*\\.localhost|127(\\.[0-9]{1,3}){3}|\\[(0*:)+0*1\\]";
   private static final String CREDENTIAL = "[\\x21-\\x7e]{1,65536}";
-  private static final int MAX_CREDENTIAL_SIZE = 65_536;
   private static final int MAX_ANSWER_SIZE = 4 << 20;
   // 412: a replica is not yet up to date. A login with a wrong secret ID may give a 500.
   private static final Set<Integer> TRANSIENT = Set.of(412, 429, 500, 502, 503, 504);
@@ -73,11 +52,8 @@ final class VaultServer {
   private final KmsProperties properties;
   private final String url;
   private final String namespace;
-  private final String mountPath;
   private final String auth;
-  private final String authMountPath;
   private final int maxAttempts;
-  private final Duration timeout;
   private final HttpClient http;
   private String token;
 
@@ -87,15 +63,14 @@ final class VaultServer {
       return body != null && (status == 200 || status == 204);
     }
 
-    JSONObject data() {
-      return Objects.requireNonNullElseGet(body.optJSONObject("data"), JSONObject::new);
+    JSONObject object(String name) {
+      JSONObject found = body.optJSONObject(name);
+      return found == null ? new JSONObject() : found;
     }
 
     String errors() {
       JSONArray errors = body == null ? null : body.optJSONArray("errors");
-      return errors == null
-          ? ""
-          : errors.toList().stream().map(String::valueOf).collect(Collectors.joining("; "));
+      return errors == null ? "" : errors.join("; ");
     }
 
     @Override
@@ -106,97 +81,84 @@ final class VaultServer {
 
   VaultServer(KmsProperties properties) {
     this.properties = properties;
-    properties.checkNames(PREFIX, KNOWN);
-    properties.refuseBoth(TOKEN, TOKEN_FILE);
-    properties.refuseBoth(SECRET_ID, SECRET_ID_FILE);
-    this.url = checkedUrl();
-    this.namespace = properties.get(NAMESPACE, System.getenv("VAULT_NAMESPACE"));
-    this.mountPath = path(MOUNT_PATH, "transit");
-    this.auth = properties.get(AUTH, "token");
-    if (!Set.of("token", "approle", "kubernetes").contains(auth)) {
+    properties.checkNames(PREFIX, Arrays.asList(KNOWN));
+    properties.refuseBoth(PREFIX + "token", PREFIX + "token-file");
+    properties.refuseBoth(PREFIX + "secret-id", PREFIX + "secret-id-file");
+    if (!properties.flag(PREFIX + "verify", true)) {
       throw new IllegalArgumentException(
-          "the property '" + AUTH + "' is none of 'token', 'approle', 'kubernetes'");
+          "kms.vault.verify=false is for Python alone: name the authority in kms.vault.ca-cert");
     }
-    if (!auth.equals("token")) {
-      properties.require(auth.equals("approle") ? ROLE_ID : ROLE);
+    url = checkedUrl();
+    namespace = get("namespace", System.getenv("VAULT_NAMESPACE"));
+    auth = get("auth", "token");
+    switch (auth) {
+      case "token" -> {}
+      case "approle" -> properties.require(PREFIX + "role-id");
+      case "kubernetes" -> properties.require(PREFIX + "role");
+      default -> throw new IllegalArgumentException(
+          "the property 'kms.vault.auth' is none of 'token', 'approle', 'kubernetes'");
     }
-    this.authMountPath = path(AUTH_MOUNT_PATH, auth);
-    this.maxAttempts = properties.number("kms.max-attempts", 4, 100);
-    this.timeout = Duration.ofMillis(properties.number("kms.read-timeout-ms", 10_000, 3_600_000));
+    maxAttempts = properties.number("kms.max-attempts", 4, 100);
     HttpClient.Builder builder =
         HttpClient.newBuilder()
             .version(HttpClient.Version.HTTP_1_1)
             .followRedirects(HttpClient.Redirect.NEVER)
-            .connectTimeout(
-                Duration.ofMillis(properties.number("kms.connect-timeout-ms", 3_000, 3_600_000)));
-    if (url.startsWith("https:")) {
-      SSLContext trusted = trusted();
-      http = (trusted == null ? builder : builder.sslContext(trusted)).build();
-    } else {
-      http = builder.proxy(HttpClient.Builder.NO_PROXY).build(); // it would see the keys
+            .connectTimeout(timeout("kms.connect-timeout-ms", 3_000));
+    if (url.startsWith("http:")) {
+      builder.proxy(HttpClient.Builder.NO_PROXY); // it would see the keys
     }
+    String authorities = get("ca-cert", System.getenv("VAULT_CACERT"));
+    if (authorities != null && !authorities.isEmpty()) {
+      builder.sslContext(trusting(PrivateFile.expanded(authorities)));
+    }
+    http = builder.build();
   }
 
   String mountPath() {
-    return mountPath;
+    return path("mount-path", "transit");
   }
 
   @Override
   public String toString() {
-    return "Vault's " + (namespace == null ? "" : namespace + "/") + mountPath + " at " + url;
+    return "Vault's " + (namespace == null ? "" : namespace + "/") + mountPath() + " at " + url;
   }
 
   /** Calls Vault. If the token has expired and {@code renews}, calls again with another one. */
   Answer call(String method, String path, JSONObject body, boolean renews) {
-    String used = renewed(null);
+    String used = otherToken(null);
     Answer answer = send(method, path, used, body);
     if (answer.status() == 403 && renews) {
-      String other;
       try {
-        other = renewed(used);
+        String other = otherToken(used);
+        return other == null ? answer : send(method, path, other, body);
       } catch (KmsException noLogin) {
         return answer; // a secret ID may be for one login only, and the first answer says more
       }
-      return other == null ? answer : send(method, path, other, body);
     }
     return answer;
   }
 
-  KmsException isNoVault(String what) {
-    return new KmsException(
-        "%s does not answer as Vault does (%s): is it another server, or a proxy?", url, what);
-  }
-
+  /** {@code quote} says whether Vault's text is quoted, which may repeat the request. */
   KmsException failure(Answer answer, String doing, boolean quote) {
     int status = answer.status();
-    String why;
-    if (status >= 300 && status < 400) {
-      why = "it sends us to another address, which is not followed: set " + URL + " to the active "
-          + "node, or to a load balancer";
-    } else if (answer.errors().contains("is sealed")) {
-      why = "it is sealed";
-    } else if (status == 501) {
-      why = "it is not initialized";
-    } else if (TRANSIENT.contains(status)) {
-      why = "it is not able to answer, in at most " + maxAttempts + " attempts";
+    String said = answer.errors();
+    String why = quote && !said.matches("(?s).*\\b(hv[sbr]|[sbr])\\.\\w.*") ? said : "";
+    if (status == 401 || status == 403) {
+      why = "the token is wrong or has expired, or its policy does not allow it";
+    } else if (status >= 300 && status < 400) {
+      why = "it names another address, which is not followed: set kms.vault.url to that address";
     } else if (answer.body() == null) {
-      return isNoVault("HTTP " + status + " and no JSON of Vault's");
-    } else if (status == 401 || status == 403) {
-      why = "the token is wrong or has expired, or its policy does not allow it on " + mountPath;
-    } else if (answer.errors().contains("no handler for route")) {
-      why = "nothing is mounted there: see " + MOUNT_PATH + ", " + AUTH_MOUNT_PATH + ", "
-          + NAMESPACE;
-    } else {
-      // A token was in the request, too.
-      String said = quote && !answer.errors().matches("(?s).*(hv[sbr]|\\b[sbr])\\.\\w.*")
-          ? answer.errors().replaceAll("\\s+", " ") : "";
-      why = said.substring(0, Math.min(said.length(), 300));
+      why = "it does not answer as Vault does: is it another server, or a proxy?";
+    } else if (said.contains("no handler for route")) {
+      why = "nothing is mounted there: see kms.vault.mount-path, auth-mount-path and namespace";
+    } else if (TRANSIENT.contains(status)) {
+      why = said.contains("is sealed") ? "it is sealed" : "it is not able to answer";
     }
     return new KmsException("cannot %s in %s: %s (HTTP %s)", doing, this, why, status);
   }
 
   /** Returns a token other than {@code used}; null if there is none. */
-  private synchronized String renewed(String used) {
+  private synchronized String otherToken(String used) {
     if (Objects.equals(token, used) && (used == null || hasExpired(used))) {
       token = logIn();
     }
@@ -216,87 +178,70 @@ final class VaultServer {
     }
     JSONObject body = new JSONObject();
     if (auth.equals("approle")) {
-      String file = properties.get(SECRET_ID_FILE);
-      body.put("role_id", properties.require(ROLE_ID));
-      body.putOpt(
-          "secret_id", file == null ? properties.get(SECRET_ID) : credential(file, SECRET_ID_FILE));
+      String file = get("secret-id-file", null);
+      body.put("role_id", get("role-id", null));
+      body.putOpt("secret_id", file == null ? get("secret-id", null) : credential(file));
     } else {
-      String file = properties.get(JWT_FILE, DEFAULT_JWT_FILE);
-      body.put("role", properties.require(ROLE)).put("jwt", credential(file, JWT_FILE));
+      body.put("role", get("role", null));
+      body.put("jwt", credential(get("jwt-file", DEFAULT_JWT_FILE)));
     }
-    Answer answer = send("POST", "auth/" + authMountPath + "/login", null, body);
+    Answer answer = send("POST", "auth/" + path("auth-mount-path", auth) + "/login", null, body);
     // Some versions of Vault say 500 to a wrong secret ID.
     if (Set.of(400, 401, 403).contains(answer.status())
         || answer.errors().contains("invalid secret id")) {
       throw new KmsException(
           "Vault at %s refused the login by %s: the role or credential is wrong or has expired, or "
-              + "nothing is mounted at auth/%s (%s) (HTTP %s)",
-          url, auth, authMountPath, AUTH_MOUNT_PATH, answer.status());
+              + "nothing is mounted at auth/%s (HTTP %s)",
+          url, auth, path("auth-mount-path", auth), answer.status());
     }
-    if (!answer.isGood()) {
+    String given = answer.isGood() ? answer.object("auth").optString("client_token") : "";
+    if (!given.matches(CREDENTIAL)) {
       throw failure(answer, "log in by " + auth, false);
     }
-    JSONObject given = answer.body().optJSONObject("auth");
-    String fresh = given == null ? "" : given.optString("client_token");
-    if (!fresh.matches(CREDENTIAL)) {
-      throw isNoVault("a login without a token");
-    }
-    return fresh;
+    return given;
   }
 
   private String configuredToken() {
-    String file = properties.get(TOKEN_FILE);
-    String given = properties.get(TOKEN, System.getenv("VAULT_TOKEN"));
+    String file = get("token-file", null);
+    String given = get("token", System.getenv("VAULT_TOKEN"));
     Path own = Path.of(PrivateFile.home(), ".vault-token");
-    if (file != null) {
-      return credential(file, TOKEN_FILE);
-    }
-    if (given == null && Files.exists(own)) {
-      return credential(own.toString(), "of `vault login`");
+    if (file != null || (given == null && Files.exists(own))) {
+      return credential(file == null ? own.toString() : file);
     }
     if (given == null || !given.strip().matches(CREDENTIAL)) {
       throw new KmsException(
-          "there is no token for Vault: %s, %s, VAULT_TOKEN or `vault login` gives one, or %s is "
-              + "approle or kubernetes",
-          TOKEN_FILE, TOKEN, AUTH);
+          "there is no token for Vault: kms.vault.token-file, kms.vault.token, VAULT_TOKEN or `vault "
+              + "login` gives one, or kms.vault.auth is approle or kubernetes");
     }
     return given.strip();
   }
 
-  private static String credential(String path, String name) {
+  private static String credential(String path) {
     try (InputStream file = Files.newInputStream(PrivateFile.expanded(path))) {
-      byte[] bytes = file.readNBytes(MAX_CREDENTIAL_SIZE + 1);
-      String text = new String(bytes, StandardCharsets.ISO_8859_1).strip();
+      String text = new String(file.readNBytes(65_537), ISO_8859_1).strip();
       if (text.matches(CREDENTIAL)) {
         return text;
       }
     } catch (IOException error) {
-      throw new KmsException("cannot read %s (%s): %s", path, name, error.getClass().getName());
+      throw new KmsException("cannot read the credential in %s (%s)", path, error.getClass());
     }
-    throw new KmsException("there is no credential in %s (%s)", path, name);
+    throw new KmsException("there is no credential in %s", path);
   }
 
   private Answer send(String method, String path, String withToken, JSONObject body) {
     HttpRequest.Builder request =
         HttpRequest.newBuilder(URI.create(url + "/v1/" + path))
-            .timeout(timeout)
+            .timeout(timeout("kms.read-timeout-ms", 10_000))
             .header("X-Vault-Request", "true")
             .method(
                 method,
                 body == null
                     ? HttpRequest.BodyPublishers.noBody()
                     : HttpRequest.BodyPublishers.ofString(body.toString()));
-    if (body != null) {
-      request.header("Content-Type", "application/json");
-    }
-    if (withToken != null) {
-      request.header("X-Vault-Token", withToken);
-    }
-    if (namespace != null && !namespace.isEmpty()) {
-      request.header("X-Vault-Namespace", namespace);
-    }
+    Stream.of(new String[] {"X-Vault-Token", withToken}, new String[] {"X-Vault-Namespace", namespace})
+        .filter(header -> header[1] != null && !header[1].isEmpty())
+        .forEach(header -> request.header(header[0], header[1]));
     for (int attempt = 1; ; attempt++) {
-      long wait = waitMs(attempt);
       try {
         HttpResponse<InputStream> response =
             http.send(request.build(), HttpResponse.BodyHandlers.ofInputStream());
@@ -307,52 +252,32 @@ final class VaultServer {
             return answer(status, content.readNBytes(MAX_ANSWER_SIZE + 1));
           }
         }
-        String asked = response.headers().firstValue("Retry-After").orElse("");
-        wait = asked.matches("[0-9]{1,9}") ? Math.min(Long.parseLong(asked) * 1000, MAX_WAIT_MS) : wait;
-      } catch (SSLHandshakeException untrusted) {
-        throw new KmsException(
-            "Vault at %s: its certificate is not trusted; %s names a file with the certificate of "
-                + "the authority that signed it",
-            url, CA_CERT);
+        // Random, so that workers that failed together do not try again together.
+        long longest = Math.min(FIRST_WAIT_MS << Math.min(attempt - 1, 16), MAX_WAIT_MS);
+        Thread.sleep(ThreadLocalRandom.current().nextLong(longest / 2, longest));
       } catch (IOException error) {
-        if (attempt == maxAttempts) {
+        boolean tls = error instanceof javax.net.ssl.SSLHandshakeException;
+        if (tls || attempt == maxAttempts) {
           throw new KmsException(
-              "Vault at %s cannot be reached: %s, in at most %s attempts",
-              url, error.getClass().getName(), maxAttempts);
+              "Vault at %s cannot be reached, in at most %s attempts: %s",
+              url, maxAttempts,
+              tls ? "its certificate is not trusted; kms.vault.ca-cert names a file with the "
+                      + "certificate of the authority that signed it"
+                  : error.getClass().getName());
         }
       } catch (InterruptedException interrupted) {
-        throw interrupted();
-      }
-      try {
-        Thread.sleep(wait);
-      } catch (InterruptedException interrupted) {
-        throw interrupted();
+        Thread.currentThread().interrupt();
+        throw new KmsException("interrupted while Vault was asked");
       }
     }
   }
 
-  private static KmsException interrupted() {
-    Thread.currentThread().interrupt();
-    return new KmsException("interrupted while Vault was asked");
-  }
-
-  // Random, so that workers that failed together do not try again together.
-  private static long waitMs(int attempt) {
-    long longest = Math.min(FIRST_WAIT_MS << Math.min(attempt - 1, 16), MAX_WAIT_MS);
-    return ThreadLocalRandom.current().nextLong(longest / 2, longest);
-  }
-
-  private Answer answer(int status, byte[] content) {
-    if (content.length > MAX_ANSWER_SIZE) {
-      throw isNoVault("more than 4 MiB");
-    }
+  private static Answer answer(int status, byte[] content) {
     if (content.length == 0) {
       return new Answer(status, status == 204 ? new JSONObject() : null);
     }
     try {
-      String text = new String(content, StandardCharsets.UTF_8);
-      JSONObject body =
-          new JSONObject(text, new JSONParserConfiguration().withStrictMode(true));
+      JSONObject body = KmsProperties.json(new String(content, UTF_8));
       return new Answer(status, status == 200 || body.has("errors") ? body : null);
     } catch (JSONException noJson) {
       return new Answer(status, null);
@@ -360,8 +285,7 @@ final class VaultServer {
   }
 
   private String checkedUrl() {
-    String text = properties.get(URL, System.getenv("VAULT_ADDR"));
-    String name = "the property '" + URL + "' (or VAULT_ADDR)";
+    String text = get("url", System.getenv("VAULT_ADDR"));
     URI address = null;
     try {
       address = text == null ? null : new URI(text);
@@ -374,91 +298,52 @@ final class VaultServer {
         || address.getRawUserInfo() != null
         || address.getRawQuery() != null
         || address.getRawFragment() != null) {
-      throw new IllegalArgumentException(name + " is not of the form https://host:8200/path");
+      throw new IllegalArgumentException(
+          "the property 'kms.vault.url' (or VAULT_ADDR) is not of the form https://host:8200/path");
     }
     if (address.getScheme().equals("http")
-        && !address.getHost().toLowerCase().matches(LOOPBACK)
+        && !address.getHost().matches(LOOPBACK)
         && !properties.flag("kms.allow-plaintext-http", false)) {
       throw new IllegalArgumentException(
-          name + " is not https: keys would cross the network unencrypted; give an https address, "
-              + "or allow it with 'kms.allow-plaintext-http' = 'true'");
+          "the property 'kms.vault.url' (or VAULT_ADDR) is not https: keys would cross the network "
+              + "unencrypted; give an https address, or set 'kms.allow-plaintext-http' to 'true'");
     }
     return text.replaceAll("/+$", "");
   }
 
+  private String get(String name, String otherwise) {
+    return properties.get(PREFIX + name, otherwise);
+  }
+
+  private Duration timeout(String name, int otherwise) {
+    return Duration.ofMillis(properties.number(name, otherwise, 3_600_000));
+  }
+
   private String path(String name, String otherwise) {
-    String path = properties.get(name, otherwise).replaceAll("^/+|/+$", "");
+    String path = get(name, otherwise).replaceAll("^/+|/+$", "");
     if (!path.matches("[\\w-][\\w.-]*(/[\\w-][\\w.-]*)*")) {
-      throw new IllegalArgumentException("the property '" + name + "' is not the path of a mount");
+      throw new IllegalArgumentException(
+          "the property '" + PREFIX + name + "' is not the path of a mount");
     }
     return path;
   }
 
-  /** Returns what is trusted; null for the JDK's certificates. */
-  private SSLContext trusted() {
-    boolean verifies = properties.flag(VERIFY, true);
-    String file = properties.get(CA_CERT, System.getenv("VAULT_CACERT"));
-    String given = verifies && file == null ? System.getenv("VAULT_CAPATH") : file;
-    if (!verifies && properties.get(CA_CERT) != null) {
-      throw new IllegalArgumentException(
-          "'" + CA_CERT + "' is given, but '" + VERIFY + "' is 'false'");
-    }
-    if (verifies && (given == null || given.isEmpty())) {
-      return null;
-    }
-    try {
-      TrustManager[] managers = {new TrustsAll()};
-      if (verifies) {
-        KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
-        store.load(null, null);
-        Path path = PrivateFile.expanded(given);
-        try (Stream<Path> found = Files.isDirectory(path) ? Files.list(path) : Stream.of(path)) {
-          for (Path each : found.filter(Files::isRegularFile).toList()) {
-            try (InputStream pem = Files.newInputStream(each)) {
-              for (Certificate certificate :
-                  CertificateFactory.getInstance("X.509").generateCertificates(pem)) {
-                store.setCertificateEntry("ca" + store.size(), certificate);
-              }
-            }
-          }
-        }
-        TrustManagerFactory factory =
-            TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
-        factory.init(store);
-        managers = factory.getTrustManagers();
+  private static SSLContext trusting(Path authorities) {
+    try (InputStream pem = Files.newInputStream(authorities)) {
+      KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
+      store.load(null, null);
+      for (Certificate each : CertificateFactory.getInstance("X.509").generateCertificates(pem)) {
+        store.setCertificateEntry("ca" + store.size(), each);
       }
+      TrustManagerFactory factory =
+          TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
+      factory.init(store);
       SSLContext context = SSLContext.getInstance("TLS");
-      context.init(null, managers, null);
+      context.init(null, factory.getTrustManagers(), null);
       return context;
     } catch (IOException | GeneralSecurityException error) {
       throw new IllegalArgumentException(
-          "cannot read certificates from " + given + " (" + CA_CERT + " or VAULT_CACERT)");
-    }
-  }
-
-  /** For {@code kms.vault.verify} = false: whoever answers gets the token and the keys. */
-  private static final class TrustsAll extends X509ExtendedTrustManager {
-    @Override
-    public void checkClientTrusted(X509Certificate[] chain, String type, Socket socket) {}
-
-    @Override
-    public void checkServerTrusted(X509Certificate[] chain, String type, Socket socket) {}
-
-    @Override
-    public void checkClientTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
-
-    @Override
-    public void checkServerTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
-
-    @Override
-    public void checkClientTrusted(X509Certificate[] chain, String type) {}
-
-    @Override
-    public void checkServerTrusted(X509Certificate[] chain, String type) {}
-
-    @Override
-    public X509Certificate[] getAcceptedIssuers() {
-      return new X509Certificate[0];
+          "cannot read certificates from " + authorities + " (kms.vault.ca-cert or VAULT_CACERT)");
     }
   }
 }
