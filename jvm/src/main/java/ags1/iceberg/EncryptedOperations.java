@@ -156,7 +156,7 @@ final class EncryptedOperations implements TableOperations {
 
   /** Starts a table that will be created: its files are encrypted before its first commit. */
   private synchronized void begin(TableMetadata uncommitted) {
-    if (state.manager() == null && rules.keyId(uncommitted) != null) {
+    if (state.manager() == null) {
       rules.checkNew(uncommitted);
       State begun = stateOf(uncommitted, Map.of());
       state = new State(null, Map.of(), begun.manager(), begun.io());
