@@ -86,8 +86,8 @@ public final class EncryptedRestCatalog extends RESTCatalog {
       return table;
     }
     TableOperations operations = rules.over(table.operations());
-    // An unencrypted table stays as it is: the server may plan its scans.
-    return rules.keyId(operations.current()) == null
+    // An unencrypted table whose scans the server plans is of another class, and stays as it is.
+    return rules.keyId(operations.current()) == null && table.getClass() != BaseTable.class
         ? table
         : new BaseTable(operations, table.name(), table.reporter());
   }
@@ -170,8 +170,8 @@ public final class EncryptedRestCatalog extends RESTCatalog {
       TableOperations operations = rules.over(begun.underlyingOps());
       String name = begun.tableName();
       return operations.current() == null
-          ? Transactions.createTableTransaction(name, operations, begun.startMetadata())
-          : Transactions.replaceTableTransaction(name, operations, begun.startMetadata());
+          ? Transactions.createTableTransaction(name, operations, begun.currentMetadata())
+          : Transactions.replaceTableTransaction(name, operations, begun.currentMetadata());
     }
   }
 }

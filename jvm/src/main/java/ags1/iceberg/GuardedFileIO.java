@@ -179,20 +179,18 @@ class GuardedFileIO implements FileIO {
     @Override
     public void close() throws IOException {
       inner.close();
-      try {
-        check();
-      } catch (ValidationException refused) {
-        output.io().deleteFile(output.location());
-        throw refused;
-      }
+      check();
     }
 
-    private void check() {
-      refuseIf(
-          !isEncrypted(new String(first, 0, size, ISO_8859_1)),
-          "%s would be written unencrypted into an encrypted table: Iceberg cannot encrypt files of "
-              + "this kind (statistics, and the manifests of add_files)",
-          output.location());
+    private void check() throws IOException {
+      if (!isEncrypted(new String(first, 0, size, ISO_8859_1))) {
+        inner.close();
+        output.io().deleteFile(output.location());
+        throw new ValidationException(
+            "%s would be written unencrypted into an encrypted table: Iceberg cannot encrypt files "
+                + "of this kind (statistics, and the manifests of add_files)",
+            output.location());
+      }
     }
   }
 }
