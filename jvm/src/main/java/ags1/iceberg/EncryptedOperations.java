@@ -2,6 +2,8 @@ package ags1.iceberg;
 
 import static ags1.iceberg.CatalogRules.refuseIf;
 
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -9,7 +11,11 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
+import org.apache.iceberg.DeleteFile;
+import org.apache.iceberg.ManifestContent;
 import org.apache.iceberg.ManifestFile;
+import org.apache.iceberg.ManifestFiles;
+import org.apache.iceberg.ManifestReader;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
@@ -223,8 +229,27 @@ final class EncryptedOperations implements TableOperations {
             manifest.keyMetadata() == null,
             "the manifest %s of the new snapshot %s is not encrypted",
             manifest.path(), snapshot.snapshotId());
+        if (manifest.content() == ManifestContent.DELETES
+            && manifest.snapshotId() == snapshot.snapshotId()) {
+          checkDeletes(manifest, committing);
+        }
       }
     }
     return has.size() == committing.keys().size() ? metadata : builder.build();
+  }
+  private static void checkDeletes(ManifestFile manifest, State committing) {
+    try (ManifestReader<DeleteFile> files =
+        ManifestFiles.readDeleteManifest(
+            manifest, committing.io(), committing.metadata().specsById())) {
+      for (DeleteFile file : files) {
+        refuseIf(
+            file.keyMetadata() == null,
+            "the delete file %s has no key: Iceberg before 1.12 loses the keys of deletion vectors, "
+                + "so use 1.12, or copy-on-write",
+            file.location());
+      }
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
   }
 }

@@ -7,6 +7,7 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.Map;
 import org.apache.iceberg.exceptions.ValidationException;
+import org.apache.iceberg.io.DelegatingInputStream;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.FileInfo;
 import org.apache.iceberg.io.IOUtil;
@@ -95,7 +96,11 @@ class GuardedFileIO implements FileIO {
                 + "replaced it, or another program wrote it unencrypted",
             location());
         stream.seek(0);
-        return first.equals("AGS1") ? new WholeStream(stream, getLength(), location()) : stream;
+        // Of Hadoop's stream, Parquet would keep the inner one alone: then Iceberg's finalizer
+        // closes it, perhaps while it is read.
+        return first.equals("AGS1") || stream instanceof DelegatingInputStream
+            ? new WholeStream(stream, getLength(), location())
+            : stream;
       } catch (IOException | RuntimeException error) {
         try (stream) {
           throw error;
