@@ -3,10 +3,13 @@ that the runtime does not know."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -338,6 +341,104 @@ def test_tables_that_are_not_created(lake: Lake, properties: str, said: str) -> 
         assert said in refusal(lake, f"CREATE TABLE {{t}} {rest}", table)
         assert not lake.ours.table_exists(table)
         assert not location.exists() or plain_files(location) == []
+
+
+# --- pins of a SQL catalog ------------------------------------------------------------------------
+
+
+class Database:
+    """The database of the SQL catalog, as SQLite itself sees it."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._path = lake.folder / "catalog.db"
+
+    def run(self, statement: str, *values: str) -> list[Any]:
+        with closing(sqlite3.connect(self._path)) as database, database:
+            return database.execute(statement, values).fetchall()
+
+    def location(self, table: str) -> str:
+        name = table.partition(".")[2]
+        question = "SELECT metadata_location FROM iceberg_tables WHERE table_name = ?"
+        return str(self.run(question, name)[0][0])
+
+    def pins(self, table: str) -> dict[str, str]:
+        name = f"ags1.pin.%.{table.partition('.')[2]}"
+        question = (
+            "SELECT property_key, property_value FROM iceberg_namespace_properties "
+            "WHERE catalog_name = 'lake_sql' AND namespace = 'db' AND property_key LIKE ?"
+        )
+        return {key.split(".")[2]: value for key, value in self.run(question, name)}
+
+
+@pytest.mark.parametrize("lake", ["sql"], indirect=True)
+class TestPins:
+    @staticmethod
+    def expected(database: Database, table: str) -> dict[str, str]:
+        location = database.location(table)
+        stored = path_of(location).read_bytes()
+        return {
+            "key-id": "default",
+            "location": location,
+            "sha256": hashlib.sha256(stored).hexdigest(),
+        }
+
+    def test_each_commit_writes_them(self, lake: Lake) -> None:
+        database, table = Database(lake), lake.create(listed(ROWS))
+        lake.sql("INSERT INTO {t} VALUES (5, 'DL')", table)
+        assert database.pins(table) == self.expected(database, table)
+        lake.ours.load_table(table).append(pa.Table.from_pylist(listed({6: "WN"}), SCHEMA))
+        lake.check(table, ROWS | {5: "DL", 6: "WN"})
+        lake.sql("DELETE FROM {t} WHERE id = 6", table)
+        assert database.pins(table) == self.expected(database, table)
+        made = f"{table}_made"
+        lake.sql(f"CREATE TABLE {{t}} USING iceberg {ENCRYPTED} AS SELECT 1L AS id", made)
+        assert database.pins(made) == self.expected(database, made)
+        lake.sql(f"ALTER TABLE {{t}} RENAME TO {made}_renamed", made)
+        assert database.pins(made) == {}
+        assert database.pins(f"{made}_renamed") == self.expected(database, f"{made}_renamed")
+        for purge in ("", "PURGE"):
+            dropped = made + "_renamed" if purge else table
+            lake.sql(f"DROP TABLE {{t}} {purge}", dropped)
+            assert database.pins(dropped) == {}
+            assert not lake.ours.table_exists(dropped)
+
+    def test_metadata_that_was_changed_is_refused(self, lake: Lake) -> None:
+        database, table = Database(lake), lake.create(listed(ROWS))
+        lake.sql("INSERT INTO {t} VALUES (5, 'DL')", table)
+        path = path_of(database.location(table))
+        text = path.read_text()
+        path.write_text(text.replace('"carrier"', '"karrier"'))
+        assert "somebody has changed it" in refusal(lake, "SELECT * FROM {t}", table)
+        path.write_text(text)
+        lake.check(table, ROWS | {5: "DL"})
+
+    def test_a_stripped_table_is_refused(self, lake: Lake) -> None:
+        database, table = Database(lake), lake.create(listed(ROWS))
+        lake.sql("INSERT INTO {t} VALUES (5, 'DL')", table)
+        metadata = json.loads(path_of(database.location(table)).read_text())
+        del metadata["properties"]["encryption.key-id"], metadata["encryption-keys"]
+        metadata |= {"snapshots": [], "refs": {}, "current-snapshot-id": -1}
+        stripped = path_of(database.location(table)).with_name("00009-stripped.metadata.json")
+        stripped.write_text(json.dumps(metadata))
+        database.run(
+            "UPDATE iceberg_tables SET metadata_location = ? WHERE table_name = ?",
+            *(f"file:{stripped}", table.partition(".")[2]),
+        )
+        assert "as the key of the table" in refusal(lake, "SELECT * FROM {t}", table)
+
+    def test_a_commit_that_another_one_precedes_is_made_again(self, lake: Lake) -> None:
+        table = lake.create([])
+        with ThreadPoolExecutor(4) as pool:
+            inserts = [
+                pool.submit(lake.sql, f"INSERT INTO {{t}} VALUES ({n}, 'x')", table)
+                for n in range(6)
+            ]
+            for n in range(6, 9):
+                ours = lake.ours.load_table(table)
+                ours.append(pa.Table.from_pylist(listed({n: "x"}), SCHEMA))
+            for insert in inserts:
+                insert.result()
+        lake.check(table, dict.fromkeys(range(9), "x"))
 
 
 @pytest.fixture(scope="module")
