@@ -136,7 +136,7 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
     if (base == null || isConfirmed) {
       return false;
     }
-    String folder = location.substring(0, location.lastIndexOf("/", location.lastIndexOf('/') - 1) + 1);
+    String folder = location.replaceFirst("[^/]+/[^/]+$", "");
     return isStrange(base.location(), metadata.location(), folder)
         || Stream.of(FOLDERS)
             .anyMatch(
@@ -146,7 +146,14 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
   }
 
   private static boolean isStrange(String before, String after, String folder) {
-    return after != null && Objects.equals(before, after) && !(after + "/").startsWith(folder);
+    return after != null
+        && Objects.equals(before, after)
+        && !oneForm(after + "/").startsWith(oneForm(folder));
+  }
+
+  /** Hadoop writes {@code file:///} as {@code file:/}. */
+  private static String oneForm(String location) {
+    return location.replaceFirst("^file:/+", "file:/");
   }
 
   private byte[] stored(String location) {
