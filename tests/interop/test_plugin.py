@@ -343,6 +343,24 @@ def test_tables_that_are_not_created(lake: Lake, properties: str, said: str) -> 
         assert not location.exists() or plain_files(location) == []
 
 
+@pytest.mark.parametrize("lake", ["sql"], indirect=True)
+def test_a_file_that_ends_early_is_refused(lake: Lake) -> None:
+    # Avro takes the end of a file between two blocks of AGS1 for the end of the rows.
+    rows = {n: hashlib.sha256(str(n).encode()).hexdigest() * 16 for n in range(3000)}
+    table = lake.create(
+        listed(dict(rows)),
+        **{"write.format.default": "avro", "write.avro.compression-codec": "uncompressed"},
+    )
+    ((path,),) = lake.sql("SELECT file_path FROM {t}.files", table)
+    file = path_of(path)
+    # Iceberg answers count and max from the statistics in the manifests.
+    question = "SELECT sum(length(carrier)) FROM {t}"
+    assert lake.sql(question, table) == [(3000 * 1024,)]
+    with file.open("r+b") as stream:
+        stream.truncate(8 + 2 * (28 + (1 << 20)))
+    assert "is truncated" in refusal(lake, question, table)
+
+
 # --- pins of a SQL catalog ------------------------------------------------------------------------
 
 
