@@ -16,6 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from aws_catalogs import aws_catalogs, environment, properties
+from aws_server import REGION
 from iceberg_tables import KMS_PROPERTIES
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
@@ -71,7 +73,7 @@ class Lake:
         return loaded
 
 
-@pytest.fixture(scope="module", params=["sql", "rest", "hive"])
+@pytest.fixture(scope="module", params=["sql", "rest", "hive", "glue", "dynamodb"])
 def lake(
     request: Any, spark: SparkTables, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lake]:
@@ -87,18 +89,28 @@ def lake(
     name = f"lake_{request.param}"
     warehouse = f"file://{folder}/warehouse"
     with ExitStack() as stack:
+        given: dict[str, str] = {}
+        python = {"type": request.param}
         if request.param == "sql":
-            uri, java_uri = f"sqlite:///{folder}/catalog.db", f"jdbc:sqlite:{folder}/catalog.db"
-            kind = "Jdbc"
+            python["uri"] = f"sqlite:///{folder}/catalog.db"
+            kind, given["uri"] = "Jdbc", f"jdbc:sqlite:{folder}/catalog.db"
         elif request.param == "rest":
-            uri = java_uri = stack.enter_context(rest_server(folder, folder / "stderr.txt"))
-            kind = "Rest"
+            python["uri"] = stack.enter_context(rest_server(folder, folder / "stderr.txt"))
+            kind, given["uri"] = "Rest", python["uri"]
+        elif request.param == "hive":
+            # Iceberg's catalog there shares Spark's metastore.
+            kind, python["uri"] = "Hive", stack.enter_context(served_metastore(spark))
         else:
-            uri, java_uri, kind = stack.enter_context(served_metastore(spark)), "", "Hive"
-        # Iceberg's catalog in Hive shares Spark's metastore.
-        given = {"warehouse": warehouse, **kms} | ({"uri": java_uri} if java_uri else {})
-        spark.plugin_catalog(name, kind, given)
-        ours = load_catalog(name, type=request.param, uri=uri, warehouse=warehouse, **kms)
+            url = stack.enter_context(aws_catalogs()).url
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for variable, value in environment(url).items():
+                patch.setenv(variable, value)
+            python = properties(request.param, url, warehouse)
+            kind = {"glue": "Glue", "dynamodb": "DynamoDb"}[request.param]
+            given = {f"{request.param}.endpoint": url, "client.region": REGION}
+            given["io-impl"] = "org.apache.iceberg.hadoop.HadoopFileIO"
+        spark.plugin_catalog(name, kind, {"warehouse": warehouse, **kms, **given})
+        ours = load_catalog(name, **(python | {"warehouse": warehouse} | kms))
         ours.create_namespace_if_not_exists(DATABASE)
         yield Lake(ours, spark, name, folder)
         ours.close()
