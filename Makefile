@@ -26,7 +26,7 @@ CLASSES := $(VENV)/spark.jsa
 ARCHIVED := $(SHORT_LIVED) -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 .NOTPARALLEL:
-.PHONY: venv native dev with demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
+.PHONY: venv native dev with jvm demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
 	bench-peers docs lint wheel debug sanitize fips freethreaded aarch64 clean
 
 dev: native $(VENV)/.with-test
@@ -64,6 +64,14 @@ with: native
 		--editable '.[$(KINDS)]'
 	@touch $(patsubst %,$(VENV)/.with-%,$(subst $(comma), ,$(KINDS)))
 
+# The plug-in for Iceberg's Java runtime, from JDK 17 and Maven. A wheel that is built later has it.
+jvm: jvm/target/.made
+jvm/target/.made: jvm/pom.xml $(shell find jvm/src -name '*.java')
+	@echo "== building the plug-in for Iceberg's Java runtime"
+	@mvn --batch-mode --quiet --file jvm/pom.xml package
+	@rm -rf ags1/spark/jars && mkdir -p ags1/spark/jars && cp jvm/target/ags1-iceberg-*.jar ags1/spark/jars
+	@touch $@
+
 demo: dev
 	@$(BIN)/python -m bench.demo
 
@@ -89,13 +97,13 @@ mutants: dev
 # each folder has its own Spark: by number of tests, xdist's order, files of two folders alternate.
 interop: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
 interop: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
-interop: native $(VENV)/.with-interop $(CLASSES)
+interop: native jvm $(VENV)/.with-interop $(CLASSES)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 		-m "(interop or spark) and not cluster"
 
 # Every implementation that can be built here over the corpus of test vectors: Java (Maven) and
 # iceberg-rust (cargo; some ten minutes the first time). Writes tests/vectors/corpus/RESULTS.md.
-corpus: native $(VENV)/.with-interop
+corpus: native jvm $(VENV)/.with-interop
 	cd tests && $(BIN)/python -m interop.corpus
 
 # Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
@@ -173,4 +181,4 @@ freethreaded aarch64: native
 	$(BIN)/python tests/platforms/run.py $@ $(ON)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist jvm/target ags1/spark/jars *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

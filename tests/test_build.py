@@ -275,6 +275,23 @@ def test_the_wheel_is_typed_and_holds_no_source(installed: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_wheel_has_the_plugin_for_java_if_it_was_built(installed: Path) -> None:
+    (package,) = installed.glob("lib/python*/site-packages/ags1")
+    built = [path.name for path in (ROOT / "ags1" / "spark" / "jars").glob("*.jar")]
+    assert [path.name for path in package.rglob("*.jar")] == built
+    assert not built or built == [f"ags1-iceberg-{project_version()}.jar"]
+
+
+def test_the_plugin_for_java_has_the_version_of_the_package() -> None:
+    assert f"<version>{project_version()}</version>" in (ROOT / "jvm" / "pom.xml").read_text()
+
+
+def project_version() -> str:
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    return str(version)
+
+
+@pytest.mark.slow
 def test_the_command_runs(installed: Path) -> None:
     shown = subprocess.run(
         [installed / "bin" / "ags1", "info"], cwd=installed, capture_output=True, text=True

@@ -21,18 +21,22 @@ Imports point down these floors only:
     ledger       what became of each file, and its wrapped key: a folder, objects, or a table
     known_options
     options  keys  paths  splits  workers  stream_failures  registration  arrow_rows  iceberg_api
+    plugin       the jar for Iceberg's Java runtime, which this package exports as ``jar``
 
-This package itself imports neither PySpark nor Arrow, until one of the two functions is named.
+This package itself imports neither PySpark nor Arrow, until one of the functions is named that
+need them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .plugin import jar
+
 if TYPE_CHECKING:
     from .queries import count, read_table
 
-__all__ = ["count", "read_table"]
+__all__ = ["count", "jar", "read_table"]
 
 
 def __getattr__(name: str) -> Any:

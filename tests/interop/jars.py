@@ -26,6 +26,7 @@ COORDINATES = {
     # UnitestKMS. The tests of 1.12.0 are not published; these run with its runtime.
     "core-tests": "org.apache.iceberg:iceberg-core:1.11.0:jar:tests",
     "aws-bundle": "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+    "sqlite": "org.xerial:sqlite-jdbc:3.50.3.0",
 }
 # The REST server of the reference implementation, which the runtime above has not.
 REST_SERVER = (
@@ -33,7 +34,7 @@ REST_SERVER = (
     "org.apache.iceberg:iceberg-core:1.11.0:jar:tests",
     "org.eclipse.jetty:jetty-servlet:11.0.25",
     "org.slf4j:slf4j-simple:2.0.17",
-    "org.xerial:sqlite-jdbc:3.50.3.0",
+    COORDINATES["sqlite"],
 )
 # Namenode and datanode in one JVM. In hadoop-client-minicluster, WebHDFS does not answer.
 HDFS = ("org.apache.hadoop:hadoop-minicluster:3.4.2",)
@@ -74,6 +75,12 @@ def jar(name: str) -> Path:
             if not path.exists():
                 _fetch(coordinates, path)
     return path
+
+
+def plugin() -> Path:
+    """Return our plug-in for Iceberg's runtime, or skip."""
+    found = sorted((Path(__file__).parents[2] / "ags1" / "spark" / "jars").glob("*.jar"))
+    return found[0] if found else unavailable("our plug-in is not built: make jvm")
 
 
 def with_dependencies(coordinates: Sequence[str]) -> list[Path]:

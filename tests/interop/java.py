@@ -93,9 +93,11 @@ class Java:
 
 
 def iceberg_class_path() -> list[Path]:
-    """Return the jars of Iceberg without Spark and Hive: tables, files, every KMS that we test."""
+    """Return the jars of Iceberg without Spark and Hive, and our plug-in: tables, files,
+    every KMS that we test."""
     return [
         *map(jars.jar, jars.COORDINATES),
+        jars.plugin(),
         *jars.pyspark_jars(
             *("hadoop-client-api", "hadoop-client-runtime", "slf4j-api", "zstd-jni", "snappy-java")
         ),

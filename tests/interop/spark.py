@@ -49,7 +49,7 @@ class SparkTables:
 
     def __init__(self, folder: Path) -> None:
         jars.program("java")
-        class_path = [jars.jar(name) for name in jars.COORDINATES]
+        class_path = [*(jars.jar(name) for name in jars.COORDINATES), jars.plugin()]
         jars.pyspark_jars()
         from pyspark.sql import SparkSession
 
@@ -89,16 +89,27 @@ class SparkTables:
         """
         assert name not in self._catalogs, "a catalog's properties are read once"
         conf = {
-            "": "org.apache.iceberg.spark.SparkCatalog",
-            ".type": "hive",
-            ".clients": "1",
-            ".warehouse": f"file:{self.folder}/warehouse",
-            ".cache-enabled": str(keeps_tables).lower(),
-            ".cache.expiration-interval-ms": "-1",
-            **{f".{key}": value for key, value in kms.items()},
+            "type": "hive",
+            "clients": "1",
+            "warehouse": f"file:{self.folder}/warehouse",
+            "cache-enabled": str(keeps_tables).lower(),
+            "cache.expiration-interval-ms": "-1",
+            **kms,
         }
-        for key, value in conf.items():
-            self.session.conf.set(f"spark.sql.catalog.{name}{key}", value)
+        return self._add(name, conf)
+
+    def plugin_catalog(self, name: str, kind: str, properties: Mapping[str, str]) -> str:
+        """Make a catalog of our plug-in, ``ags1.iceberg.Encrypted<kind>Catalog``; return its
+        name."""
+        implementation = f"ags1.iceberg.Encrypted{kind}Catalog"
+        return self._add(
+            name, {"catalog-impl": implementation, "cache-enabled": "false", **properties}
+        )
+
+    def _add(self, name: str, properties: Mapping[str, str]) -> str:
+        self.session.conf.set(f"spark.sql.catalog.{name}", "org.apache.iceberg.spark.SparkCatalog")
+        for key, value in properties.items():
+            self.session.conf.set(f"spark.sql.catalog.{name}.{key}", value)
         self._catalogs.add(name)
         self.sql(f"CREATE NAMESPACE IF NOT EXISTS {name}.{DATABASE}")
         return name

@@ -1,0 +1,144 @@
+package ags1.iceberg;
+
+import ags1.iceberg.kms.KmsClients;
+import java.nio.ByteBuffer;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.LinkedHashSet;
+import java.util.Map;
+import java.util.Set;
+import org.apache.iceberg.Snapshot;
+import org.apache.iceberg.TableMetadata;
+import org.apache.iceberg.TableOperations;
+import org.apache.iceberg.TableProperties;
+import org.apache.iceberg.encryption.KeyManagementClient;
+import org.apache.iceberg.exceptions.ValidationException;
+
+/**
+ * The KMS of a catalog, and which tables the catalog accepts. Both are properties of the catalog,
+ * with the names and meanings that they have in Python.
+ *
+ * <p>{@code encryption.trusted-key-ids} lists the master keys that a table may name. Without it, a
+ * table may name any. With {@code encryption.require-encrypted=true}, unencrypted tables and
+ * unencrypted data files are refused.
+ */
+public final class CatalogRules {
+  private static final String TRUSTED_KEY_IDS = "encryption.trusted-key-ids";
+  private static final String REQUIRE_ENCRYPTED = "encryption.require-encrypted";
+  private static final String KEY_ID = TableProperties.ENCRYPTION_TABLE_KEY;
+
+  private final Set<String> trustedKeyIds = new LinkedHashSet<>();
+  private final boolean requireEncrypted;
+  private final KeyManagementClient kms;
+
+  /** Takes the properties of a catalog. Throws IllegalArgumentException for wrong ones. */
+  public CatalogRules(Map<String, String> properties) {
+    for (String name : properties.keySet()) {
+      if (name.startsWith("encryption.")
+          && !name.startsWith("encryption.kms")
+          && !name.equals(TRUSTED_KEY_IDS)
+          && !name.equals(REQUIRE_ENCRYPTED)) {
+        throw new IllegalArgumentException(
+            String.format(
+                "the catalog property '%s' does not exist: use '%s', '%s' or a property of the "
+                    + "KMS, 'encryption.kms…'",
+                name, TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED));
+      }
+    }
+    String required = properties.getOrDefault(REQUIRE_ENCRYPTED, "false").toLowerCase();
+    if (!required.equals("true") && !required.equals("false")) {
+      throw new IllegalArgumentException(
+          String.format(
+              "the catalog property '%s' must be 'true' or 'false', not '%s'",
+              REQUIRE_ENCRYPTED, required));
+    }
+    this.requireEncrypted = required.equals("true");
+    Arrays.stream(properties.getOrDefault(TRUSTED_KEY_IDS, "").split(","))
+        .map(String::strip)
+        .filter(keyId -> !keyId.isEmpty())
+        .forEach(trustedKeyIds::add);
+    KeyManagementClient client = KmsClients.of(properties);
+    this.kms = client == null ? null : new CachingKms(client);
+  }
+
+  /** Returns {@code operations}, able to read and write encrypted tables under these rules. */
+  public TableOperations over(TableOperations operations) {
+    return new EncryptedOperations(operations, this);
+  }
+
+  boolean requireEncrypted() {
+    return requireEncrypted;
+  }
+
+  KeyManagementClient kms() {
+    return kms;
+  }
+
+  /**
+   * Returns the master key of a table, null if the table is unencrypted and may be so. Throws
+   * ValidationException if the table is refused.
+   */
+  String keyId(TableMetadata metadata) {
+    String keyId = metadata.properties().get(KEY_ID);
+    if (keyId == null) {
+      refuseIf(
+          requireEncrypted,
+          "the table %s is not encrypted: it has no property '%s', and the catalog's '%s' is set",
+          metadata.location(), KEY_ID, REQUIRE_ENCRYPTED);
+      refuseIf(
+          !metadata.encryptionKeys().isEmpty(),
+          "the table %s has encryption keys, but no property '%s': somebody removed it",
+          metadata.location(), KEY_ID);
+      return null;
+    }
+    refuseIf(
+        !trustedKeyIds.isEmpty() && !trustedKeyIds.contains(keyId),
+        "the table %s names '%s' as its key, which is none of those configured as '%s': add it "
+            + "there if you trust it",
+        metadata.location(), keyId, TRUSTED_KEY_IDS);
+    refuseIf(
+        kms == null,
+        "the table %s is encrypted, and the catalog has no KMS: set its property "
+            + "'encryption.kms-type' or 'encryption.kms-impl'",
+        metadata.location());
+    refuseIf(
+        metadata.formatVersion() < 3,
+        "the table %s is encrypted, and has format version %s: encryption needs version 3",
+        metadata.location(), metadata.formatVersion());
+    Set<String> lists = new HashSet<>();
+    for (Snapshot snapshot : metadata.snapshots()) {
+      refuseIf(
+          snapshot.keyId() == null,
+          "the snapshot %s of the encrypted table %s has no key-id: somebody removed it, or wrote "
+              + "the snapshot unencrypted",
+          snapshot.snapshotId(), metadata.location());
+      refuseIf(
+          !lists.add(snapshot.manifestListLocation()),
+          "two snapshots of the table %s have the manifest list %s: somebody changed the metadata",
+          metadata.location(), snapshot.manifestListLocation());
+    }
+    return keyId;
+  }
+
+  /** Checks the properties of a table that is about to be created, and that its key works. */
+  void checkNew(TableMetadata metadata) {
+    String keyId = keyId(metadata);
+    if (keyId != null) {
+      kms.wrapKey(ByteBuffer.allocate(16), keyId);
+      return;
+    }
+    for (String name : metadata.properties().keySet()) {
+      refuseIf(
+          name.startsWith("encryption."),
+          "the table would not be encrypted: it has the property '%s' and no '%s'. Add '%s', or "
+              + "remove '%s'",
+          name, KEY_ID, KEY_ID, name);
+    }
+  }
+
+  static void refuseIf(boolean refused, String message, Object... arguments) {
+    if (refused) {
+      throw new ValidationException(message, arguments);
+    }
+  }
+}

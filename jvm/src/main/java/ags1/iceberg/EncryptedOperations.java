@@ -1,0 +1,255 @@
+package ags1.iceberg;
+
+import static ags1.iceberg.CatalogRules.refuseIf;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.Set;
+import org.apache.iceberg.DeleteFile;
+import org.apache.iceberg.ManifestContent;
+import org.apache.iceberg.ManifestFile;
+import org.apache.iceberg.ManifestFiles;
+import org.apache.iceberg.ManifestReader;
+import org.apache.iceberg.Snapshot;
+import org.apache.iceberg.TableMetadata;
+import org.apache.iceberg.TableOperations;
+import org.apache.iceberg.TableProperties;
+import org.apache.iceberg.encryption.EncryptedKey;
+import org.apache.iceberg.encryption.EncryptingFileIO;
+import org.apache.iceberg.encryption.EncryptionManager;
+import org.apache.iceberg.encryption.EncryptionUtil;
+import org.apache.iceberg.encryption.PlaintextEncryptionManager;
+import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.LocationProvider;
+
+/**
+ * The operations of a table in any catalog, with encryption. A table without a key ID works as it
+ * does in {@code inner}.
+ *
+ * <p>Each version of the metadata has one immutable {@link State}. Its keys are those of the
+ * version, and those that were made here and are not committed yet. A commit adds the keys that its
+ * new snapshots need. If it added all, keys that somebody removed meanwhile would come back.
+ */
+final class EncryptedOperations implements TableOperations {
+  private static final State NO_TABLE = new State(null, Map.of(), null, null);
+
+  private final TableOperations inner;
+  private final CatalogRules rules;
+  private final FileIO storedFiles;
+  private State state = NO_TABLE;
+
+  /** {@code keys} are those of the metadata. Without a key ID, there is no manager and no io. */
+  private record State(
+      TableMetadata metadata,
+      Map<String, EncryptedKey> keys,
+      CheckingManager manager,
+      FileIO io) {
+
+    private Map<String, EncryptedKey> uncommitted() {
+      Map<String, EncryptedKey> made = new HashMap<>();
+      if (manager != null) {
+        made.putAll(EncryptionUtil.encryptionKeys(manager));
+        made.keySet().removeAll(keys.keySet());
+      }
+      return made;
+    }
+  }
+
+  EncryptedOperations(TableOperations inner, CatalogRules rules) {
+    this.inner = inner;
+    this.rules = rules;
+    // Asked first, while Hive's operations do not know a key: then it would encrypt.
+    this.storedFiles = inner.io();
+  }
+
+  @Override
+  public TableMetadata current() {
+    return stateOf(inner.current()).metadata();
+  }
+
+  @Override
+  public TableMetadata refresh() {
+    return stateOf(inner.refresh()).metadata();
+  }
+
+  @Override
+  public void commit(TableMetadata base, TableMetadata metadata) {
+    if (base == metadata) {
+      inner.commit(base, metadata);
+      return;
+    }
+    checkKeyId(base, metadata);
+    if (base == null && metadata.snapshots().isEmpty()) {
+      rules.checkNew(metadata);
+    }
+    inner.commit(base, withKeys(base, metadata));
+  }
+
+  @Override
+  public FileIO io() {
+    FileIO io = live().io();
+    return io == null ? storedFiles : io;
+  }
+
+  @Override
+  public EncryptionManager encryption() {
+    EncryptionManager manager = live().manager();
+    return manager == null ? PlaintextEncryptionManager.instance() : manager;
+  }
+
+  @Override
+  public String metadataFileLocation(String fileName) {
+    return inner.metadataFileLocation(fileName);
+  }
+
+  @Override public LocationProvider locationProvider() { return inner.locationProvider(); }
+  @Override public long newSnapshotId() { return inner.newSnapshotId(); }
+  @Override public boolean requireStrictCleanup() { return inner.requireStrictCleanup(); }
+
+  /**
+   * Returns operations for metadata that is not committed yet. Their keys are always those of the
+   * live state: a transaction may read again after another writer has committed.
+   */
+  @Override
+  public TableOperations temp(TableMetadata uncommitted) {
+    TableMetadata base = current();
+    checkKeyId(base, uncommitted);
+    if (base == null) {
+      begin(uncommitted);
+    }
+    TableOperations temp = inner.temp(uncommitted);
+    return new TableOperations() {
+      @Override
+      public TableMetadata current() {
+        return uncommitted;
+      }
+
+      @Override public TableMetadata refresh() { return temp.refresh(); }
+      @Override public void commit(TableMetadata from, TableMetadata to) { temp.commit(from, to); }
+      @Override public FileIO io() { return EncryptedOperations.this.io(); }
+
+      @Override
+      public EncryptionManager encryption() {
+        return EncryptedOperations.this.encryption();
+      }
+
+      @Override
+      public String metadataFileLocation(String fileName) {
+        return temp.metadataFileLocation(fileName);
+      }
+
+      @Override public LocationProvider locationProvider() { return temp.locationProvider(); }
+      @Override public long newSnapshotId() { return temp.newSnapshotId(); }
+    };
+  }
+
+  private synchronized State live() {
+    return state;
+  }
+
+  private synchronized State stateOf(TableMetadata metadata) {
+    if (metadata != state.metadata()) {
+      state = metadata == null ? NO_TABLE : stateOf(metadata, state.uncommitted());
+    }
+    return state;
+  }
+
+  /** Starts a table that will be created: its files are encrypted before its first commit. */
+  private synchronized void begin(TableMetadata uncommitted) {
+    if (state.manager() == null) {
+      rules.checkNew(uncommitted);
+      State begun = stateOf(uncommitted, Map.of());
+      state = new State(null, Map.of(), begun.manager(), begun.io());
+    }
+  }
+
+  private State stateOf(TableMetadata metadata, Map<String, EncryptedKey> uncommitted) {
+    String keyId = rules.keyId(metadata);
+    if (keyId == null) {
+      return new State(metadata, Map.of(), null, null);
+    }
+    Map<String, EncryptedKey> keys = new HashMap<>();
+    metadata.encryptionKeys().forEach(key -> keys.put(key.keyId(), key));
+    List<EncryptedKey> all = new ArrayList<>(metadata.encryptionKeys());
+    uncommitted.values().stream().filter(key -> !keys.containsKey(key.keyId())).forEach(all::add);
+    int dataKeyLength =
+        metadata.propertyAsInt(
+            TableProperties.ENCRYPTION_DEK_LENGTH, TableProperties.ENCRYPTION_DEK_LENGTH_DEFAULT);
+    CheckingManager manager = new CheckingManager(all, keyId, dataKeyLength, rules.kms());
+    FileIO guarded = GuardedFileIO.around(storedFiles, rules.requireEncrypted());
+    return new State(metadata, keys, manager, EncryptingFileIO.combine(guarded, manager));
+  }
+
+  private void checkKeyId(TableMetadata base, TableMetadata metadata) {
+    String name = TableProperties.ENCRYPTION_TABLE_KEY;
+    String before = base == null ? null : base.properties().get(name);
+    refuseIf(
+        base != null && !Objects.equals(before, metadata.properties().get(name)),
+        "the property '%s' of an existing table is not added, changed or removed: it is %s",
+        name, before);
+    rules.keyId(metadata);
+  }
+
+  /** Returns the metadata with the keys of its new snapshots, after a check of these snapshots. */
+  private TableMetadata withKeys(TableMetadata base, TableMetadata metadata) {
+    // Of metadata from a file, to register a table, the guard checks what is read.
+    if (rules.keyId(metadata) == null || metadata.metadataFileLocation() != null) {
+      return metadata;
+    }
+    Set<Long> known = new HashSet<>();
+    if (base != null) {
+      base.snapshots().forEach(snapshot -> known.add(snapshot.snapshotId()));
+    }
+    State committing = stateOf(metadata, live().uncommitted());
+    TableMetadata.Builder builder = TableMetadata.buildFrom(metadata);
+    Set<String> has = new HashSet<>(committing.keys().keySet());
+    for (Snapshot snapshot : metadata.snapshots()) {
+      if (known.contains(snapshot.snapshotId())) {
+        continue;
+      }
+      Map<String, EncryptedKey> all = EncryptionUtil.encryptionKeys(committing.manager());
+      EncryptedKey listKey = all.get(snapshot.keyId());
+      refuseIf(
+          listKey == null || !all.containsKey(listKey.encryptedById()),
+          "the key %s of the new snapshot %s is unknown",
+          snapshot.keyId(), snapshot.snapshotId());
+      for (EncryptedKey key : List.of(all.get(listKey.encryptedById()), listKey)) {
+        if (has.add(key.keyId())) {
+          builder.addEncryptionKey(key);
+        }
+      }
+      for (ManifestFile manifest : snapshot.allManifests(committing.io())) {
+        refuseIf(
+            manifest.keyMetadata() == null,
+            "the manifest %s of the new snapshot %s is not encrypted",
+            manifest.path(), snapshot.snapshotId());
+        if (manifest.content() == ManifestContent.DELETES
+            && manifest.snapshotId() == snapshot.snapshotId()) {
+          checkDeletes(manifest, committing);
+        }
+      }
+    }
+    return has.size() == committing.keys().size() ? metadata : builder.build();
+  }
+  private static void checkDeletes(ManifestFile manifest, State committing) {
+    try (ManifestReader<DeleteFile> files =
+        ManifestFiles.readDeleteManifest(
+            manifest, committing.io(), committing.metadata().specsById())) {
+      for (DeleteFile file : files) {
+        refuseIf(
+            file.keyMetadata() == null,
+            "the delete file %s has no key: Iceberg before 1.12 loses the keys of deletion vectors, "
+                + "so use 1.12, or copy-on-write",
+            file.location());
+      }
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
+  }
+}

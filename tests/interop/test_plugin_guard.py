@@ -1,0 +1,62 @@
+"""What the plug-in reads and writes in the folder of an encrypted table, by the first bytes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from .java import Java, JavaError
+
+pytestmark = pytest.mark.interop
+
+ENCRYPTED = [b"AGS1 and a stream", b"PARE, an encrypted footer, PARE"]
+PLAIN = {
+    "an Avro file": b"Obj\1 a manifest, a manifest list or rows",
+    "a Puffin file": b"PFA1 a deletion vector or statistics",
+    "an ORC file": b"ORC rows",
+    "a cut file": b"AGS",
+    "an empty file": b"",
+    "another": b"ags1",
+}
+METADATA = [b'{"format-version": 3}', gzip.compress(b"{}")]
+
+
+def read(java: Java, tmp_path: Path, data: bytes, *, required: bool) -> bytes:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    call = "ags1.iceberg.Guard.read"
+    return bytes.fromhex(java.call(call, path=f"file:{path}", required=required))
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_what_is_read(java: Java, tmp_path: Path, required: bool) -> None:
+    for data in (*ENCRYPTED, *METADATA):
+        assert read(java, tmp_path, data, required=required) == data
+    for data in PLAIN.values():
+        with pytest.raises(JavaError, match="is not encrypted or is truncated"):
+            read(java, tmp_path, data, required=required)
+
+
+def test_plaintext_parquet_is_read_unless_encryption_is_required(
+    java: Java, tmp_path: Path
+) -> None:
+    data = b"PAR1 rows PAR1"
+    assert read(java, tmp_path, data, required=False) == data
+    with pytest.raises(JavaError, match="is not encrypted"):
+        read(java, tmp_path, data, required=True)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 100])
+def test_what_is_written(java: Java, tmp_path: Path, size: int) -> None:
+    for number, data in enumerate(ENCRYPTED):
+        path = tmp_path / str(number)
+        call = {"path": f"file:{path}", "bytes": data.hex(), "size": size}
+        assert java.call("ags1.iceberg.Guard.write", **call) == len(data)
+        assert path.read_bytes() == data
+    for number, data in enumerate([*PLAIN.values(), *METADATA, b"PAR1 rows PAR1"], 10):
+        path = tmp_path / str(number)
+        with pytest.raises(JavaError, match="would be written unencrypted"):
+            java.call("ags1.iceberg.Guard.write", path=f"file:{path}", bytes=data.hex(), size=size)
+        assert not path.exists()
