@@ -997,7 +997,8 @@ def test_migrate_and_delete_what_was_in_the_clear() -> None:
     plain_table()
     before = set(stored())
     done = succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
-    assert done.endswith("encrypted\n")
+    assert "6 rows encrypted\nreaders need the KMS" in done
+    assert done.endswith("    encryption.kms-type: local\n    encryption.require-encrypted: true\n")
     assert not before & set(stored())
     for path in stored():
         assert path.read_bytes()[:4] in (b"PARE", b"AGS1")

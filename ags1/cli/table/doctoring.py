@@ -61,7 +61,9 @@ def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int
     if code != Exit.OK:
         print_error(f"{where.table}: {_summary(health)}")
     else:
-        out.result({}, f"{where.table}: OK: {_summary(health)}")
+        # What was not looked at may be wrong.
+        ok = "no finding" if health.left_out else "OK"
+        out.result({}, f"{where.table}: {ok}: {_summary(health)}")
     return code
 
 

@@ -76,11 +76,7 @@ def migrate_and_report(
             dry_run=asked.dry_run,
             progress=progress,
         )
-    code = _report(opened.identifier, result, asked, out)
-    if not asked.dry_run and (lines := _lines_for_readers(where)):
-        said = f"readers in Python need the KMS in the configuration of {where.catalog!r}. Add: "
-        out.note(said + "; ".join(lines))
-    return code
+    return _report(opened.identifier, result, asked, _lines_for_readers(where), out)
 
 
 def _lines_for_readers(where: TableOptions) -> list[str]:
@@ -99,7 +95,9 @@ def _lines_for_readers(where: TableOptions) -> list[str]:
     return [*lines, "encryption.require-encrypted: true"]
 
 
-def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Output) -> int:
+def _report(
+    table: str, done: MigrationResult, asked: MigrationOptions, lines: list[str], out: Output
+) -> int:
     left = done.plaintext
     facts: dict[str, Any] = {
         "table": table,
@@ -108,6 +106,7 @@ def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Out
         "size": done.size,
         "rows": done.rows,
         "dropped_refs": list(done.dropped_refs),
+        "configuration": lines,
     }
     would = "would be " if asked.dry_run else ""
     line = (
@@ -127,4 +126,8 @@ def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Out
             line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
     code = Exit.IO if done.failed else Exit.OK
     out.result(facts, line, code)
+    if lines and not asked.dry_run and not out.as_json:
+        out.result({}, "readers need the KMS in the catalog's configuration: add these lines to it")
+        for text in lines:
+            out.result({}, f"    {text}")
     return code

@@ -143,7 +143,8 @@ def test_a_query_finds_what_polars_finds(tables: dict[str, Any], examples: int) 
     @settings(max_examples=examples)
     def check(name: str, predicate: pl.Expr, columns: list[str], engine: Any) -> None:
         try:
-            expected = ROWS.filter(predicate).select(columns)
+            # Polars 2.1 has other rows for "b & ~between(5, null)" without its optimizer.
+            expected = ROWS.lazy().filter(predicate).select(columns).collect()
         except pl.exceptions.PolarsError:
             return  # for example a date beside a time with a zone
         lazy = scan_polars(tables[name]).filter(predicate).select(columns)
