@@ -27,7 +27,7 @@ from ..kms.client import KmsClient
 from .commit.session import TableSession
 from .operations.compact import Compacted, Compaction, CompactionPlan, plan_compaction
 from .operations.compact_plan import FileGroup, RewriteOptions
-from .operations.erase import Erasure, RewriteHow, erase
+from .operations.erase import Erasure, erase
 from .operations.expire import ExpiryPlan, expire
 from .operations.expired_files import ExpiredFiles
 from .operations.meter import Meter
@@ -273,7 +273,6 @@ class MaintainedTable(TableSession):
         threads: int | None = None,
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        executor: RewriteExecutor | None = None,
     ) -> Erasure:
         """Erase the deleted rows of a branch for good; return what was done, and what is left.
 
@@ -283,7 +282,7 @@ class MaintainedTable(TableSession):
         have deleted rows, such as other branches and tags, and what to do about it. With
         ``remove_orphans``, files of writers that failed are deleted too;
         ``orphans_older_than`` and ``no_other_writers`` are those of ``remove_orphan_files``. With
-        ``dry_run``, nothing is changed. ``threads``, ``executor`` and ``progress`` are those of
+        ``dry_run``, nothing is changed. ``threads`` and ``progress`` are those of
         ``rewrite_data_files``. If the call is interrupted or fails, call it again.
 
         Raises ValidationException if ``gc.enabled`` is not true or another writer has changed a
@@ -295,8 +294,7 @@ class MaintainedTable(TableSession):
             limit = age_limit(
                 orphans_older_than, no_other_writers=no_other_writers, name="orphans_older_than"
             )
-        how = RewriteHow(threads, executor, progress)
-        return erase(self, branch, how, orphans_older_than_ms=limit, dry_run=dry_run)
+        return erase(self, branch, threads, progress, orphans_older_than_ms=limit, dry_run=dry_run)
 
     def remove_orphan_files(
         self,
@@ -414,7 +412,6 @@ class MaintainedTable(TableSession):
         threads: int | None = None,
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        executor: RewriteExecutor | None = None,
     ) -> Compacted:
         """Rewrite small data files, and files with many deleted rows, into files of the target
         size; return the counts. By default, the target is the table's
@@ -430,9 +427,8 @@ class MaintainedTable(TableSession):
 
         All is committed at once. With ``partial_progress``, it is committed in up to
         ``partial_progress_max_commits`` parts; a part that fails is left out and logged, and the
-        others go on. ``threads`` files are written at once, or ``executor`` writes them.
-        ``progress`` is called with two numbers of bytes: those that were read, and those of all
-        files to rewrite.
+        others go on. ``threads`` files are written at once. ``progress`` is called with two numbers
+        of bytes: those that were read, and those of all files to rewrite.
 
         Raises ValueError for an impossible option or a column that the table does not have;
         ValidationException if another writer has meanwhile removed a rewritten file or deleted rows
@@ -460,7 +456,7 @@ class MaintainedTable(TableSession):
             )
         expression = parse_row_filter(row_filter)
         self.output()  # raises if the table cannot be written to
-        executor = executor or RewriteThreads(threads)
+        at_once = RewriteThreads(threads)
         plan = plan_compaction(
             self.view().at(branch), options, expression, case_sensitive=case_sensitive
         )
@@ -469,14 +465,14 @@ class MaintainedTable(TableSession):
         meter = Meter(progress)
         meter.total = plan.size
         if not partial_progress:
-            return self._compact(plan, plan.groups, executor, meter, branch).done
-        return self._compact_in_parts(plan, partial_progress_max_commits, executor, meter, branch)
+            return self._compact(plan, plan.groups, at_once, meter, branch).done
+        return self._compact_in_parts(plan, partial_progress_max_commits, at_once, meter, branch)
 
     def _compact(
         self,
         plan: CompactionPlan,
         groups: Sequence[FileGroup],
-        executor: RewriteExecutor,
+        threads: RewriteThreads,
         meter: Meter,
         branch: str | None,
         removed: Collection[Identity] = (),
@@ -484,7 +480,7 @@ class MaintainedTable(TableSession):
         """Rewrite groups of a compaction and commit them."""
         transaction = self.transaction()
         compaction = Compaction(
-            plan, groups, transaction.output, executor, meter.add, removed=removed
+            plan, groups, transaction.output, threads, meter.add, removed=removed
         )
         step = SnapshotStep(
             transaction.output, compaction.change, {}, branch, recheck=compaction.recheck
@@ -497,7 +493,7 @@ class MaintainedTable(TableSession):
         self,
         plan: CompactionPlan,
         commits: int,
-        executor: RewriteExecutor,
+        threads: RewriteThreads,
         meter: Meter,
         branch: str | None,
     ) -> Compacted:
@@ -508,7 +504,7 @@ class MaintainedTable(TableSession):
         failure: Exception | None = None
         for groups in plan.batches(commits):
             try:
-                part = self._compact(plan, groups, executor, meter, branch, removed)
+                part = self._compact(plan, groups, threads, meter, branch, removed)
             except (CommitStateUnknownException, *KMS_UNUSABLE):
                 raise
             except Exception as error:

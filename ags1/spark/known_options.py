@@ -17,7 +17,6 @@ from ..kms.settings import PROPERTY_PREFIXES
 
 # The directions, as error messages say them.
 READ, WRITE = "reading", "writing"
-CHANGE = "changing rows"
 STREAM_READ, STREAM_WRITE = "reading a stream", "writing a stream"
 JOB = "a job on a whole table"
 
@@ -56,11 +55,6 @@ _SNAPSHOT = KnownOptions.of(
     "snapshot-id branch tag as-of-timestamp versionAsOf timestampAsOf "
     "start-snapshot-id end-snapshot-id"
 )
-_TABLE_STREAM = KnownOptions.of(
-    "branch start-snapshot-id stream-from-timestamp streaming-skip-delete-snapshots "
-    "streaming-skip-overwrite-snapshots streaming-max-files-per-micro-batch "
-    "streaming-max-rows-per-micro-batch streaming-max-bytes-per-micro-batch"
-)
 _TABLE_OUTPUT = KnownOptions.of("branch", "snapshot-property.")
 _TABLE_WRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwriteMode")
 
@@ -68,9 +62,6 @@ _TABLE_WRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwri
 TABLES: Source = {
     READ: _TABLE | _TABLE_ROWS | _SNAPSHOT,
     WRITE: _TABLE | _TABLE_OUTPUT | _TABLE_WRITE,
-    CHANGE: _TABLE | KnownOptions.of("partSize", "snapshot-property."),
-    STREAM_READ: _TABLE | _TABLE_ROWS | _TABLE_STREAM,
-    STREAM_WRITE: _TABLE | _TABLE_OUTPUT | _SINK,
     JOB: _OPENED,
 }
 

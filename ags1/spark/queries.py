@@ -22,9 +22,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from . import known_options as known
 from . import options as opt
-from .arrow_rows import arrow_schema, conform, spark_schema
+from .arrow_rows import arrow_schema, spark_schema
 from .iceberg_api import as_stored
-from .iceberg_source.metadata_tables import metadata_table
 from .iceberg_source.reader import TablePartition, count_of, partitions_of, rows_of, scan_of
 from .table_access import open_of_options
 from .workers import end_of_task
@@ -50,11 +49,10 @@ def read_table(
     """Return a DataFrame of an encrypted table's rows. ``spark`` is a classic session or one of
     Spark Connect.
 
-    ``table`` is the table's name in a catalog or the location of its metadata.json, or the name of
-    a metadata table (``db.t.files``), which the driver reads whole. ``options`` are those of the
-    data source "ags1-iceberg", without secrets. The other arguments are its options ``columns``,
-    ``filter`` (see ``iceberg_source.filters``), ``snapshot-id`` and ``branch``. The columns come in
-    the table's order.
+    ``table`` is the table's name in a catalog or the location of its metadata.json. ``options`` are
+    those of the data source "ags1-iceberg", without secrets. The other arguments are its options
+    ``columns``, ``filter`` (see ``iceberg_source.filters``), ``snapshot-id`` and ``branch``. The
+    columns come in the table's order.
 
     Files and row groups without matching rows are not read. The DataFrame has the rows of the
     snapshot that is current now, however often and however late it is used. Spark estimates its
@@ -64,11 +62,6 @@ def read_table(
     column, snapshot or branch that is not known.
     """
     given = _options(table, options, columns, where, snapshot, branch)
-    if (metadata := metadata_table(given)) is not None:
-        found = metadata.read()
-        wanted = arrow_schema(spark_schema(found.schema))
-        batches = [conform(batch, wanted) for batch in found.to_batches()]
-        return spark.createDataFrame(pa.Table.from_batches(batches, wanted))
     opened = open_of_options(given)
     scan = scan_of(opened, given)
     schema = spark_schema(schema_to_pyarrow(as_stored(scan.projection()), include_field_ids=False))
@@ -179,7 +172,7 @@ def frame_of(
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 part = number // step
-                yield from read(TablePartition(job, pickle.loads(sent[part]), part))
+                yield from read(TablePartition(job, pickle.loads(sent[part])))
         end_of_task()
 
     numbers = spark.range(0, step * len(parts), 1, len(parts))

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ags1.spark import datasource, iceberg_source, jobs
-from ags1.spark.tables import merge_into, rekey_table, verify_table
+from ags1.spark.tables import rekey_table, verify_table
 
 
 def main(folder: Path, keyring: str) -> None:
@@ -96,8 +96,6 @@ def run(spark: Any, folder: Path, keyring: str) -> list[str]:
     rows.repartition(2).write.format("ags1-iceberg").options(**table).mode("append").save("db.t")
     texts.append(repr(verify_table(spark, "db.t", table)))
     texts.append(repr(rekey_table(spark, "db.t", table)))
-    merge = merge_into(spark, "db.t", spark.range(4, 8), ["id"], table)
-    texts.append(repr(merge.whenMatched("target.id < 7").update({"s": "'new'"}).merge()))
     lines.createOrReplaceTempView("lines")
     texts += [str(spark.sql("DESCRIBE EXTENDED lines").collect())]
     failing = files.option("inner", "text").load(str(folder / "damaged"))

@@ -12,26 +12,10 @@ from pyiceberg.expressions.parser import parse as pyiceberg_s
 
 pytest.importorskip("pyspark")
 
-from ags1.spark.iceberg_source.filters import conjuncts, parse_filter
+from ags1.spark.iceberg_source.filters import parse_filter
 from ags1.spark.iceberg_source.reader import row_filter_of
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("a = 1 AND b between 2 AND 3 and upper(c) = 'x AND y'", 3),
-        ("(a = 1 OR b = 2) AND x.`b AND c` IN (SELECT d FROM t WHERE e AND f)", 2),
-        ("a = 1 OR b = 2 AND c = 3", 1),
-        ("CASE WHEN a AND b THEN c END = 1 AND d = 1", 1),
-        ("a = 1 -- AND b\n AND c = 2", 1),
-    ],
-)
-def test_a_condition_is_cut_where_and_joins_it(text: str, parts: int) -> None:
-    found = conjuncts(text)
-    assert len(found) == parts
-    assert "and".join(found).lower() == text.lower()
 
 
 @pytest.mark.parametrize(

@@ -337,56 +337,6 @@ def test_all_files_are_under_other_keys_in_one_snapshot(
     assert "orphan-file" not in found.finding_counts
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "avro"])
-def test_files_are_compacted_as_on_one_machine(
-    session: Any, catalog: Any, options: dict[str, str], file_format: str
-) -> None:
-    table = deleted_rows(catalog, file_format)
-    before, expected = entries(table), with_lineage(table)
-    planned = table.rewrite_data_files(min_input_files=2, dry_run=True)
-    seen: list[tuple[int, int]] = []
-
-    def note(done: int, total: int) -> None:
-        seen.append((done, total))
-
-    done = tables.compact_table(session, "db.t", options, min_input_files=2, progress=note)
-
-    after = entries(table)
-    assert done == planned
-    assert (done.rewritten_data_files_count, done.added_data_files_count) == (4, 1)
-    assert done.removed_delete_files_count == 2
-    assert seen[-1] == (done.rewritten_bytes_count, done.rewritten_bytes_count)
-    assert with_lineage(table).equals(expected)
-    assert keys_of(before).isdisjoint(keys_of(after))
-    assert [entry.file.record_count for entry in after] == [expected.num_rows]
-    found = verify_here(table)
-    assert found.ok
-    assert "orphan-file" not in found.finding_counts
-
-
-def with_lineage(table: EncryptedTable) -> Any:
-    columns = "*", "_row_id", "_last_updated_sequence_number"
-    return table.refresh().scan(selected_fields=columns).to_arrow().sort_by("id")
-
-
-def test_a_damaged_file_ends_a_compaction(
-    session: Any, catalog: Any, options: dict[str, str]
-) -> None:
-    table = deleted_rows(catalog, "parquet")
-    before = entries(table)
-    path = Path(before[-1].file.file_path.removeprefix("file://"))
-    data = bytearray(path.read_bytes())
-    data[60] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(data)
-
-    with pytest.raises(AuthenticationError):
-        tables.compact_table(session, "db.t", options, rewrite_all=True)
-
-    assert entries(table) == before
-    assert "orphan-file" not in verify_here(table).finding_counts
-
-
 def test_chosen_files_of_a_table_that_is_open(
     session: Any, catalog: Any, options: dict[str, str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The commands ``ags1 spark verify-table|migrate|rekey|compact``: those of ``ags1 table``, but
+"""The commands ``ags1 spark verify-table|migrate|rekey``: those of ``ags1 table``, but
 Spark's executors do the work."""
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from ..console import Output
 from ..exits import Command
 from ..kms.options import KmsOptions
 from ..options import output
-from ..table import compacting, migrating, options, rekeying, verifying
-from ..table.compacting import CompactionOptions, compact_and_report
+from ..table import migrating, options, rekeying, verifying
 from ..table.migrating import MigrationOptions, migrate_and_report
 from ..table.options import TableOptions
 from ..table.rekeying import RekeyingOptions, rekey_and_report
@@ -20,7 +19,7 @@ from ..table.verifying import VerifyingOptions, verify_and_report
 from .session import kms_config, master, session
 
 if TYPE_CHECKING:
-    from ...iceberg import Compacted, EncryptedCatalog, EncryptedTable
+    from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.maintained_table import Rekeyed
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.operations.verify.findings import TableVerification
@@ -110,33 +109,6 @@ def rekey(where: TableOptions, asked: RekeyingOptions, master: str | None, out: 
     rekey_and_report(where, asked, work, out)
 
 
-@click.command(cls=Command, short_help="Rewrite small data files into larger ones.")
-@options.changing()
-@compacting.asking
-@master
-@output
-def compact(where: TableOptions, asked: CompactionOptions, master: str | None, out: Output) -> int:
-    """Rewrite small data files, and files with many deleted rows, into files of the target size, on
-    Spark.
-
-    The result is that of 'ags1 table compact'. The catalog, the storage and the KMS have to be
-    configured on the executors as they are here; no secret is sent.
-
-    Examples:
-      ags1 spark compact db.flights --catalog prod
-      ags1 spark compact db.flights --catalog prod --target-file-size 128MiB --partial-progress
-    """
-
-    def work(table: EncryptedTable, files: Any, **named: Any) -> Compacted:
-        known = _executors_options(where)
-        with session(master) as spark:
-            from ...spark.tables import compact_table
-
-            return compact_table(spark, table, known, files, **named)
-
-    return compact_and_report(where, asked, work, out)
-
-
 def _executors_options(where: TableOptions) -> dict[str, str]:
     """Return the options by which executors open what the command line has opened here, without
     the table's name. Raises KmsConfigurationError for one that is a secret."""
@@ -160,4 +132,4 @@ def _executors_options(where: TableOptions) -> dict[str, str]:
     return known
 
 
-COMMANDS = (verify_table, migrate, rekey, compact)
+COMMANDS = (verify_table, migrate, rekey)

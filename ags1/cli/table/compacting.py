@@ -1,8 +1,4 @@
-"""The commands that compact a table: their options, and what they print.
-
-Knows nothing of where the files are rewritten: ``ags1 table compact`` does it in this process, and
-``ags1 spark compact`` on Spark.
-"""
+"""What ``ags1 table compact`` asks and prints."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from ..read.records import ADDED, DATA, ContentFile, ManifestEntry
 from ..read.snapshots import EncryptedSnapshot
 from ..storage.output import TableOutput
 from ..write.conflicts import ConflictError, find_rewrite_conflict
-from ..write.executors import Identity, RewriteExecutor
+from ..write.executors import Identity, RewriteThreads
 from ..write.history import changes_since
 from ..write.merging import Merge, OnRead
 from ..write.snapshot import FileChange, check_definitions
@@ -177,7 +177,7 @@ class Compaction:
         plan: CompactionPlan,
         groups: Sequence[FileGroup],
         output: TableOutput,
-        executor: RewriteExecutor,
+        threads: RewriteThreads,
         on_read: OnRead,
         *,
         removed: Collection[Identity] = (),
@@ -186,7 +186,7 @@ class Compaction:
         self._plan = plan
         self._groups = groups
         self._output = output
-        self._executor = executor
+        self._threads = threads
         self._on_read = on_read
         self._rewritten = [
             plan.entries[identity(task.file)] for group in groups for task in group.tasks
@@ -203,7 +203,7 @@ class Compaction:
         """Carry out the merges; return the change to commit upon ``view``.
 
         Raises ConflictError as ``recheck``, MetadataIntegrityError if the new files have another
-        number of rows than the old ones, and what ``RewriteExecutor.merge`` raises.
+        number of rows than the old ones, and what ``RewriteThreads.merge`` raises.
         """
         self.recheck(view)
         files: dict[int, list[ContentFile]] = {}
@@ -214,7 +214,7 @@ class Compaction:
         merges = [merge for group in self._groups for merge in group.merges]
         if merges:
             largest = self._plan.sizes.largest_output
-            self._executor.merge(merges, view, self._output, largest, note, self._on_read)
+            self._threads.merge(merges, view, self._output, largest, note, self._on_read)
         for group in self._groups:
             _check_rows(group, [file for merge in group.merges for file in files[merge.number]])
         self._new = [file for merge in merges for file in files[merge.number]]

@@ -44,7 +44,6 @@ from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
 from ..write.conflicts import ConflictError
-from ..write.executors import RewriteExecutor
 from ..write.snapshot import FileChange, lists_removed_files
 from ..write.view import TableView
 from .compact import Compacted
@@ -94,15 +93,6 @@ class Erasable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RewriteHow:
-    """How data files are rewritten: the arguments of ``rewrite_data_files``."""
-
-    threads: int | None = None
-    executor: RewriteExecutor | None = None
-    progress: Progress | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Remaining:
     """Something that may still have deleted rows. ``kind`` is stable. ``remedy`` is what to do, for
     example a command; then erase again."""
@@ -135,7 +125,8 @@ class Erasure:
 def erase(
     table: Any,
     branch: str,
-    how: RewriteHow,
+    threads: int | None,
+    progress: Progress | None,
     *,
     orphans_older_than_ms: int | None = None,
     dry_run: bool = False,
@@ -143,7 +134,7 @@ def erase(
     """Erase the deleted rows of a branch. Orphan files are removed if ``orphans_older_than_ms``
     (epoch ms) is given. ``table`` is ``Erasable``. ``EncryptedTable.erase_deleted_rows`` documents
     the rest and the errors."""
-    return _Erasing(table, branch, how, orphans_older_than_ms).run(dry_run=dry_run)
+    return _Erasing(table, branch, threads, progress, orphans_older_than_ms).run(dry_run=dry_run)
 
 
 def earlier_snapshots(metadata: Mapping[str, Any], branch: str) -> list[int]:
@@ -170,11 +161,17 @@ def earlier_snapshots(metadata: Mapping[str, Any], branch: str) -> list[int]:
 
 class _Erasing:
     def __init__(
-        self, table: Erasable, branch: str, how: RewriteHow, orphans_older_than_ms: int | None
+        self,
+        table: Erasable,
+        branch: str,
+        threads: int | None,
+        progress: Progress | None,
+        orphans_older_than_ms: int | None,
     ) -> None:
         self._table = table
         self._branch = branch
-        self._how = how
+        self._threads = threads
+        self._progress = progress
         self._orphans_older_than_ms = orphans_older_than_ms
 
     def run(self, *, dry_run: bool) -> Erasure:
@@ -237,9 +234,8 @@ class _Erasing:
             max_file_size_bytes=1 << 40,
             min_input_files=1 << 31,
             remove_dangling_deletes=True,
-            threads=self._how.threads,
-            executor=self._how.executor,
-            progress=self._how.progress,
+            threads=self._threads,
+            progress=self._progress,
             dry_run=dry_run,
         )
 

@@ -1,7 +1,7 @@
 """``RewriteExecutor`` rewrites many files of a table side by side; ``RewriteThreads`` is one.
 
 ``reencryption`` gives single files fresh keys, and ``merging`` writes the rows of several files
-into new ones. The other executor is Spark's.
+into new ones. Spark's executors are the other ``RewriteExecutor``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RewriteExecutor(Protocol):
     """Rewrites many files, in any order and in any process.
 
     ``output`` records each new file. The functions that are passed are called by one thread at a
-    time. If a file or merge fails, the method raises that exception and begins no other. Those
+    time. If a file fails, the method raises that exception and begins no other. Those
     under way are completed and reported, or leave no file.
     """
 
@@ -53,18 +53,6 @@ class RewriteExecutor(Protocol):
     ) -> None:
         """Do for each file what ``rewrite_file`` does, at a ``new_location``. ``on_done`` is called
         after each file."""
-
-    def merge(
-        self,
-        merges: Sequence[Merge],
-        view: TableView,
-        output: TableOutput,
-        target_size: int,
-        on_done: Merged,
-        on_read: OnRead,
-    ) -> None:
-        """Do for each merge what ``Merger.merge`` does, with the schema, spec and keys of ``view``.
-        ``on_done`` is called after each merge, ``on_read`` while they go on."""
 
 
 class RewriteThreads:
@@ -103,6 +91,8 @@ class RewriteThreads:
         on_done: Merged,
         on_read: OnRead,
     ) -> None:
+        """Do for each merge what ``Merger.merge`` does, with the schema, spec and keys of ``view``.
+        ``on_done`` is called after each merge, ``on_read`` while they go on."""
         merger = Merger(view, output, target_size)
         at_once = min(self._merges, len(merges))
 

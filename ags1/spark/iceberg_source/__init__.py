@@ -10,10 +10,7 @@ does not have::
     snapshots        which snapshot, or which appended rows, the options name
     filters          conditions in Spark SQL's grammar
     column_names     names of columns, with case or without
-    metadata_tables  ``db.table.files`` and the like
     writer           batches: append, overwrite
-    stream_reader    the rows that snapshots append, as a stream
-    stream_writer    each micro-batch of a stream as one snapshot
 
 The options are those in ``known_options``. A frame reads the snapshot that was current when it was
 made. Spark's filters are not taken, see ``datasource``: use ``queries.read_table``.
@@ -24,12 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from .. import known_options as known
@@ -37,12 +29,9 @@ from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
 from ..registration import register_source
-from ..stream_failures import or_failed
 from ..table_access import open_of_options
-from .metadata_tables import MetadataTableReader, metadata_table
 from .reader import TableReader, scan_of
 from .snapshots import Pin, pin_of
-from .stream_reader import TableStreamReader
 from .writer import TableWriter
 
 NAME = "ags1-iceberg"
@@ -66,9 +55,7 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def schema(self) -> StructType:
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
-        self._check(known.READ, known.STREAM_READ)
-        if (metadata := metadata_table(self.options)) is not None:
-            return metadata.schema()
+        self._check(known.READ)
         table = open_of_options(self.options)
         self._pin = pin_of(table, self.options)
         projected = scan_of(table, self.options, self._pin).projection()
@@ -76,30 +63,14 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(known.READ)
-        if (metadata := metadata_table(self.options)) is not None:
-            return MetadataTableReader(metadata, schema)
         return TableReader(dict(self.options), schema, self._pin)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        def make() -> DataSourceStreamReader:
-            self._check(known.STREAM_READ)
-            return TableStreamReader(dict(self.options), schema)
-
-        return or_failed(make)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)
         return TableWriter(dict(self.options), schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        # Here, not at the top: PySpark has this from 4.1 on.
-        from .stream_writer import TableStreamWriter
-
-        self._check(known.STREAM_WRITE)
-        return TableStreamWriter(dict(self.options), schema, overwrite=overwrite)
-
-    def _check(self, *directions: str) -> None:
+    def _check(self, direction: str) -> None:
         """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that
         is not known."""
         opt.refuse_secrets(self.options)
-        known.check(self.options, known.TABLES, *directions)
+        known.check(self.options, known.TABLES, direction)

@@ -53,10 +53,6 @@ _TOKENS = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-# As much of any expression as is needed to find the words AND, OR, BETWEEN and CASE in it.
-_SQL = re.compile(
-    r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|--|/\*|\w+|[^\w\s]", re.DOTALL
-)
 _COMPARISONS: dict[str, Any] = {
     "=": ex.EqualTo,
     "==": ex.EqualTo,
@@ -113,27 +109,6 @@ def parse_filter(
     """Return a filter that is not bound to columns yet. ``own_name`` returns a column's name as the
     table has it. Raises ValueError, which says where the text is wrong."""
     return _Parser(text, option, own_name).parse()
-
-
-def conjuncts(text: str) -> list[str]:
-    """Return the parts of any expression of Spark SQL that ``AND`` joins: it is true only where
-    all of them are. If the text is not understood, it is one part."""
-    parts: list[str] = []
-    depth = start = 0
-    in_range = False
-    for found in _SQL.finditer(text):
-        word = found[0].upper()
-        if word in ("CASE", "--", "/*") or (word == "OR" and depth == 0):
-            return [text]
-        depth += (word == "(") - (word == ")")
-        if depth == 0 and word == "BETWEEN":
-            in_range = True
-        elif depth == 0 and word == "AND":
-            if not in_range:
-                parts.append(text[start : found.start()])
-                start = found.end()
-            in_range = False
-    return [*parts, text[start:]]
 
 
 def as_in_spark(expression: ex.BooleanExpression, schema: Schema) -> ex.BooleanExpression:

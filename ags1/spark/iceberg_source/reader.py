@@ -5,7 +5,7 @@ it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Any, NamedTuple
@@ -47,9 +47,6 @@ from ..workers import end_of_task
 from .column_names import name_now, naming
 from .filters import as_in_spark, parse_filter
 from .snapshots import Pin, pin_of
-
-# A task's index in its partition has so many bits of its number, and the partition the rest.
-_INDEX_BITS = 32
 
 
 def scan_of(
@@ -130,13 +127,12 @@ class SealedTask(NamedTuple):
 
 
 class TablePartition(InputPartition):  # type: ignore[misc]
-    """What a Spark task reads. ``number`` counts the partitions of a DataFrame."""
+    """What a Spark task reads."""
 
-    def __init__(self, job: _Job | None, tasks: list[SealedTask], number: int = 0) -> None:
+    def __init__(self, job: _Job | None, tasks: list[SealedTask]) -> None:
         super().__init__(len(tasks))
         self.job = job
         self.tasks = tasks
-        self.number = number
 
 
 def partitions_of(
@@ -212,25 +208,6 @@ def rows_of(partition: TablePartition, wanted: pa.Schema) -> Iterator[pa.RecordB
     for reader, task, split in _opened(partition):
         for batch in reader.batches(task, split):
             yield conform(batch, wanted)
-
-
-def numbered_rows_of(
-    partition: TablePartition, wanted: pa.Schema, name: str
-) -> Iterator[pa.RecordBatch]:
-    """As ``rows_of``, with a column ``name`` that has the number of each row's task: see
-    ``path_of_number``. It stands for the file's path, which is much longer."""
-    field = pa.field(name, pa.int64())
-    for index, (reader, task, split) in enumerate(_opened(partition)):
-        number = pa.scalar(partition.number << _INDEX_BITS | index, pa.int64())
-        for batch in reader.batches(task, split):
-            numbers = pa.repeat(number, batch.num_rows)
-            yield conform(batch.append_column(field, numbers), wanted)
-
-
-def path_of_number(partitions: Sequence[TablePartition], number: int) -> str:
-    """Return the path of the data file of a row of ``numbered_rows_of``."""
-    index = number & (1 << _INDEX_BITS) - 1
-    return partitions[number >> _INDEX_BITS].tasks[index].file.record.path
 
 
 def count_of(partition: TablePartition) -> int:

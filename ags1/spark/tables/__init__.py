@@ -1,31 +1,28 @@
-"""Whole encrypted tables on Spark's executors: verified, migrated, rekeyed, compacted; and deletes,
-updates and merges of their rows.
+"""Whole encrypted tables on Spark's executors: verified, migrated, rekeyed.
 
-The first four run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table``,
-``EncryptedTable.rekey`` and ``EncryptedTable.rewrite_data_files``, and return the same. The driver
-plans, reports and commits; executors do the work on data and delete files (``executors``,
-``tasks``, ``waves``). A table is named as for the data source "ags1-iceberg": by its name in a
-catalog or the location of its metadata.json, and by options (``catalog``, ``catalog.<property>``,
-``key``, ``keyring``, …, see ``table_access``). An option that is not known is refused. No option
-may be a secret: driver and executors open the table, its storage and its KMS each for themselves::
+They run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table`` and
+``EncryptedTable.rekey``, and return the same. The driver plans, reports and commits; executors do
+the work on data and delete files (``executors``, ``tasks``, ``waves``). A table is named as for the
+data source "ags1-iceberg": by its name in a catalog or the location of its metadata.json, and by
+options (``catalog``, ``catalog.<property>``, ``key``, ``keyring``, …, see ``table_access``). An
+option that is not known is refused. No option may be a secret: driver and executors open the table,
+its storage and its KMS each for themselves::
 
     verify_table(spark, "db.flights", {"catalog": "prod"})
     migrate_table(spark, "db.flights", "tables", {"catalog": "prod"})
     rekey_table(spark, "db.flights", {"catalog": "prod"})
-    compact_table(spark, "db.flights", {"catalog": "prod"})
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE
-from pyspark.sql import Column
 
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
@@ -33,7 +30,6 @@ from .. import known_options as known_names
 from .. import options as opt
 from ..iceberg_api import (
     MAIN_BRANCH,
-    Compacted,
     ContentFile,
     EncryptedCatalog,
     EncryptedTable,
@@ -45,20 +41,8 @@ from ..iceberg_api import (
 )
 from ..table_access import catalog_of_options, open_of_options
 from .executors import SparkChecks, SparkRewrites
-from .merge import Assignments, MergeInto, checked_on, delete_command, update_command
-from .row_changes import ChangedTable, RowChanges
 
-__all__ = [
-    "MergeInto",
-    "RowChanges",
-    "compact_table",
-    "delete",
-    "merge_into",
-    "migrate_table",
-    "rekey_table",
-    "update",
-    "verify_table",
-]
+__all__ = ["migrate_table", "rekey_table", "verify_table"]
 
 Options: TypeAlias = "Mapping[str, str]"
 
@@ -173,117 +157,17 @@ def rekey_table(
         )
 
 
-def compact_table(
-    spark: Any,
-    table: str | EncryptedTable,
-    options: Options | None = None,
-    row_filter: str | BooleanExpression = ALWAYS_TRUE,
-    *,
-    cores: int | None = None,
-    **rewriting: Any,
-) -> Compacted:
-    """Rewrite small data files of a table, and files with many deleted rows, into files of the
-    target size.
-
-    ``table`` and ``options`` are as for ``rekey_table``. ``rewriting`` are the other arguments of
-    ``EncryptedTable.rewrite_data_files``, without ``threads`` and ``executor``. The result and the
-    errors are those of that method; also raises KmsConfigurationError for an option that is a
-    secret, and TaskFailedError.
-    """
-    opened, known = _opened(table, options)
-    with SparkRewrites(spark, known, cores=cores) as executor:
-        return opened.rewrite_data_files(row_filter, executor=executor, **rewriting)
-
-
-def delete(
-    spark: Any,
-    table: str | EncryptedTable,
-    where: str | Column,
-    options: Options | None = None,
-    *,
-    branch: str | None = MAIN_BRANCH,
-    cores: int | None = None,
-) -> RowChanges:
-    """Delete the rows for which ``where``, an expression of Spark SQL, is true; return how many.
-
-    ``table`` and ``options`` are as for ``rekey_table``; ``snapshot-property.<name>`` are further
-    options. Files whose manifest entries rule out a match are not read, if ``where`` is what a
-    filter of the data source can be (``iceberg_source.filters``). A file that loses all rows is
-    removed. The others are rewritten without the rows, or get deletion vectors if the table's
-    ``write.delete.mode`` is ``merge-on-read``.
-
-    Raises ValidationException if another writer has changed what was read
-    (``write.delete.isolation-level`` decides what counts), PySpark's AnalysisException for an
-    invalid expression, KmsConfigurationError for an option that is a secret, ValueError for one
-    that is not known and for an unknown mode or isolation level, TaskFailedError, and what reading
-    and writing raises. Then nothing is committed, and no file is left.
-    """
-    target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
-    return target.run(delete_command(target, where), branch)
-
-
-def update(
-    spark: Any,
-    table: str | EncryptedTable,
-    set: Assignments,
-    where: str | Column | None = None,
-    options: Options | None = None,
-    *,
-    branch: str | None = MAIN_BRANCH,
-    cores: int | None = None,
-) -> RowChanges:
-    """Update the rows for which ``where`` is true, or all; return how many.
-
-    ``set`` has by a column's name its new value: a text is an expression of Spark SQL on the old
-    row, a Column is one too, and any other value is itself. Values are stored by the rules of
-    ``assignments``, which are Spark's: AnalysisException says that a type does not fit, and
-    ArithmeticException that a value is too large. ``write.update.mode`` and
-    ``write.update.isolation-level`` count. The other arguments and the errors are those of
-    ``delete``; also raises ValueError for a column that the table does not have, or whose
-    type Spark does not have.
-    """
-    target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
-    return target.run(update_command(target, set, where), branch)
-
-
-def merge_into(
-    spark: Any,
-    table: str | EncryptedTable,
-    source: Any,
-    on: str | Column | Iterable[str],
-    options: Options | None = None,
-    *,
-    branch: str | None = MAIN_BRANCH,
-    cores: int | None = None,
-) -> MergeInto:
-    """Begin a merge of the DataFrame ``source`` into a table, as PySpark's ``mergeInto`` does::
-
-        (merge_into(spark, "db.flights", changes, "target.id = source.id", {"catalog": "prod"})
-            .whenMatched("source.gone").delete()
-            .whenMatched().update({"day": "source.day"})
-            .whenNotMatched().insertAll()
-            .merge())
-
-    In expressions, the table is ``target`` and the DataFrame ``source``. ``on`` is the condition of
-    the join, or the names of columns that both have. Values are as in ``update``, and
-    ``write.merge.mode`` and ``write.merge.isolation-level`` count. The other arguments and the
-    errors are those of ``update``; see also ``MergeInto.merge``.
-    """
-    target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
-    return MergeInto(target, source, checked_on(on), branch)
-
-
 def _opened(
-    table: str | EncryptedTable, options: Options | None, kind: str = known_names.JOB
+    table: str | EncryptedTable, options: Options | None
 ) -> tuple[EncryptedTable, dict[str, str]]:
     """Return the table, and the options by which executors open it."""
     if isinstance(table, str):
-        known = _of_name(options, table, kind)
+        known = _of_name(options, table)
         table = open_of_options(known)
     elif isinstance(table.catalog, NoopCatalog):
-        known = _checked(options, table.metadata_location, kind)
+        known = _checked(options, table.metadata_location)
     else:
-        known = _checked(options, ".".join(table.name()), kind)
+        known = _checked(options, ".".join(table.name()))
         known.setdefault("catalog", table.catalog.name)
     # The master key that the driver has used, whatever the metadata says later.
     known["key"] = table.key_id
@@ -292,19 +176,19 @@ def _opened(
     return table, known
 
 
-def _of_name(options: Options | None, table: str, kind: str = known_names.JOB) -> dict[str, str]:
+def _of_name(options: Options | None, table: str) -> dict[str, str]:
     """Return the options of a job on a table that is named. Raises as ``_checked``."""
-    known = _checked(options, table, kind)
+    known = _checked(options, table)
     if known["path"] != table:
         raise ValueError("the option 'path' is an argument too: leave one out")
     return known
 
 
-def _checked(options: Options | None, path: str, kind: str) -> dict[str, str]:
-    """Return the options of a job of a kind on the table ``path``. Raises ValueError for one that
+def _checked(options: Options | None, path: str) -> dict[str, str]:
+    """Return the options of a job on the table ``path``. Raises ValueError for one that
     is not known, and KmsConfigurationError for one that is a secret."""
     known = opt.as_spark_names(options)
     known.setdefault("path", path)
     opt.refuse_secrets(known)
-    known_names.check(known, known_names.TABLES, kind)
+    known_names.check(known, known_names.TABLES, known_names.JOB)
     return known

@@ -1,13 +1,13 @@
 """Lets Spark's executors, instead of threads, do the work on each file of a table.
 
-``verify_table`` checks files with ``SparkChecks``; migration, rekeying and compaction rewrite them
-with ``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine::
+``verify_table`` checks files with ``SparkChecks``; migration and rekeying rewrite them with
+ ``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine::
 
     driver                                            executor (``tasks``)
     opens the table by the job's options              opens it by the same options, once a process
     JobKey: a key of the job, wrapped         ----->  has the KMS unwrap it, once a process
     a file's record, its key wrapped          ----->  unwraps the file's key; checks the file, or
-       under the job's key                            rewrites it under a fresh key, or merges it
+       under the job's key                            rewrites it under a fresh key
     adds the findings; commits the new files  <-----  findings, or the new file's record with its
                                                       key wrapped under the job's key
 """
@@ -15,7 +15,6 @@ with ``SparkRewrites``. Planning, findings and the commit stay on the driver, as
 from __future__ import annotations
 
 import errno
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -36,29 +35,22 @@ from ..iceberg_api import (
     ContentFile,
     Done,
     EncryptedTable,
-    Merge,
-    Merged,
-    OnRead,
     Outcome,
     TableFiles,
     TableOutput,
-    TableView,
     Tick,
     new_location,
 )
 from ..jobs.group import JobGroup
-from ..table_access import JobKey, new_job_id, without_history
+from ..table_access import JobKey, new_job_id
 from .tasks import (
     Checking,
     Failed,
     JobTable,
-    MergedFiles,
-    Merging,
     NewFile,
     OldFile,
     Rewriting,
     SentCheck,
-    SentMerge,
 )
 from .waves import run_in_waves
 
@@ -189,41 +181,6 @@ class SparkRewrites:
                 new = result.replacing(old, job)
                 self._note(new, output)
                 on_done(old, new)
-
-    def merge(
-        self,
-        merges: Sequence[Merge],
-        view: TableView,
-        output: TableOutput,
-        target_size: int,
-        on_done: Merged,
-        on_read: OnRead,
-    ) -> None:
-        output.check_process()
-        manager = view.manager
-        key = JobKey.by_kms(manager)
-        job = key.open(manager.cache)
-        key_size = len(manager.new_file_key().encryption_key)
-        self._folders[view.locations.data_path] = output
-        under_way = {merge.number: merge for merge in merges}
-        work = Merging(
-            self._job_table,
-            manager.table_key_id,
-            key_size,
-            key,
-            without_history(view.metadata),
-            target_size,
-        )
-        send = functools.partial(SentMerge.of, job=job)
-        with closing(self._run(merges, lambda m: m.size, send, work)) as results:
-            result: MergedFiles
-            for result in results:
-                merge = under_way.pop(result.number)
-                files = result.records(job)
-                for file in files:
-                    self._note(file, output)
-                on_read(merge.size)
-                on_done(merge, files)
 
     def _run(
         self,

@@ -1,4 +1,4 @@
-"""The work of tasks on files of a table: check one, rewrite one under a fresh key, or merge some.
+"""The work of tasks on files of a table: check one, or rewrite one under a fresh key.
 
 A file's key is sent to the task wrapped under a key of the job, and a new file's key is sent back
 in the same way. Each process has the KMS unwrap the job's key once, with its own identity. The name
@@ -12,11 +12,9 @@ import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
-from uuid import UUID
+from typing import NamedTuple, TypeAlias
 
 from pyiceberg.io import FileIO
-from pyiceberg.table import FileScanTask
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
 from ...keys.cache import KekCache
@@ -29,18 +27,13 @@ from ..iceberg_api import (
     ContentFile,
     EncryptedTable,
     FileChecker,
-    Merge,
-    Merger,
     Outcome,
-    Part,
     PlainTableWarning,
     TableFiles,
     TableOutput,
-    TableView,
     rewrite_file,
 )
 from ..table_access import (
-    SENT_FIELDS,
     JobKey,
     SentFile,
     SentRecord,
@@ -170,61 +163,8 @@ class NewFile(NamedTuple):
         return old.replace(**self.sent.fields_with_key(job))
 
 
-class SentPart(NamedTuple):
-    """A ``Part`` of a merge for a task: a data file, the deletes that apply, split and size."""
-
-    file: SentFile
-    deletes: list[SentFile]
-    split: tuple[int, int] | None
-    size: int
-
-
-class SentMerge(NamedTuple):
-    """A merge for a task."""
-
-    number: int
-    parts: list[SentPart]
-
-    @classmethod
-    def of(cls, merge: Merge, job: KeyEncryptionKey) -> SentMerge:
-        """Raises KeyMetadataError."""
-        parts = [
-            SentPart(
-                SentFile.of(part.task.file, job),
-                [SentFile.of(delete, job) for delete in part.task.delete_files],
-                part.split,
-                part.size,
-            )
-            for part in merge.parts
-        ]
-        return cls(merge.number, parts)
-
-    def open(self, job: KeyEncryptionKey) -> Merge:
-        """Return the merge with the files' keys. Raises AuthenticationError."""
-        parts = (
-            Part(
-                FileScanTask(part.file.open(job), delete_files={d.open(job) for d in part.deletes}),
-                part.split,
-                part.size,
-            )
-            for part in self.parts
-        )
-        return Merge(self.number, tuple(parts))
-
-
-class MergedFiles(NamedTuple):
-    """The files that a task has written for a merge."""
-
-    number: int
-    sent: list[SentRecord]
-
-    def records(self, job: KeyEncryptionKey) -> list[ContentFile]:
-        """Return the new files' records. Raises AuthenticationError."""
-        return [ContentFile.of(**sent.fields_with_key(job)) for sent in self.sent]
-
-
 class Failed(NamedTuple):
-    """A file or merge that could not be rewritten, and why."""
+    """A file that could not be rewritten, and why."""
 
     number: int
     error: Exception
@@ -261,51 +201,6 @@ class Rewriting:
                         results.append(Failed(file.number, error))
                         break
                     results.append(NewFile(file.number, SentRecord.of_new(new, _NEW, job)))
-                yield results
-        except BaseException:
-            # The driver will not learn their names.
-            output.discard(output.written)
-            raise
-        end_of_task()
-
-
-@dataclass(frozen=True)
-class Merging:
-    """Writes the rows of data files into new ones of about ``target_size`` stored bytes, under
-    fresh keys of ``key_size`` bytes; picklable. ``metadata`` is the table's, without its history.
-    """
-
-    table: JobTable
-    table_key_id: str
-    key_size: int
-    key: JobKey
-    metadata: dict[str, Any]
-    target_size: int
-
-    def __call__(self, tasks: Iterable[list[SentMerge]]) -> Iterator[list[MergedFiles | Failed]]:
-        opened = self.table.open()
-        job = self.key.open(opened.keks)
-        source = opened.files(self.table_key_id, self.key_size)
-        output = TableOutput(opened.io, opened.location_map)
-        merger = Merger(
-            TableView(self.metadata, source),
-            output,
-            self.target_size,
-            write_uuid=UUID(self.table.job_id),
-        )
-        try:
-            for task in tasks:
-                results: list[MergedFiles | Failed] = []
-                for merge in task:
-                    try:
-                        files = merger.merge(merge.open(job), lambda _: None)
-                    except KMS_UNUSABLE:
-                        raise
-                    except (*EXPECTED, ValueError) as error:
-                        results.append(Failed(merge.number, error))
-                        break
-                    sent = [SentRecord.of_new(file, SENT_FIELDS, job) for file in files]
-                    results.append(MergedFiles(merge.number, sent))
                 yield results
         except BaseException:
             # The driver will not learn their names.
