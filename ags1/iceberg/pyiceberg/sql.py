@@ -126,8 +126,8 @@ def forget_pins(catalog: Any, identifier: str | Identifier) -> None:
     from sqlalchemy import delete, exists
     from sqlalchemy.orm import Session
 
-    if not has_pins(catalog):
-        return
+    if not catalog.namespace_from(identifier) or not has_pins(catalog):
+        return  # without a namespace, the catalog itself says what is wrong
     is_there = exists(IcebergTables.table_name).where(is_sql_row(catalog, identifier))
     statement = delete(IcebergNamespaceProperties).where(_are_pins(catalog, identifier), ~is_there)
     with Session(catalog.engine) as session:

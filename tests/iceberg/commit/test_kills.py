@@ -313,5 +313,5 @@ def test_a_killed_writer_leaves_the_table_old_or_new(
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["points"] > 20, result
     assert len(result["seen"]) == OUTCOMES.get(work, 2), result
-    # What a creation leaves is no table's.
-    assert result["left"] > 3 or work == "create", result
+    # What a creation leaves is no table's. A file without a name leaves nothing.
+    assert result["left"] > 2 or work == "create", result
