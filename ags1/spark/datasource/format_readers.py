@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from ...errors import FormatError
 from ...row_groups import row_group_starts
 from .. import options as opt
 from .encrypted_files import OpenPart
+from .json_rows import Json
 from .lines import line_start, whole_lines, with_line_feeds
 
 # Bytes of decoded text or rows. Spark moves batches of a few MiB faster than small ones.
@@ -145,22 +145,6 @@ class Csv:
             raise _unreadable("CSV", error) from None
 
 
-class Json:
-    """JSON, an object to a line. The columns are those in the first MiBs of the first file, in the
-    order of their names, as with Spark's reader."""
-
-    def columns(self, whole: OpenPart) -> pa.Schema:
-        sample = next(whole_lines(whole.reader, 0, whole.end, _SAMPLE_SIZE), b"")
-        if not sample.strip():
-            return pa.schema([])
-        return pa.schema(_by_name(_json(sample, None).schema))
-
-    def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for data in whole_lines(part.reader, part.begin, part.end, CHUNK_SIZE):
-            if data.strip():
-                yield from _json(data, wanted).to_batches()
-
-
 class Parquet:
     """Parquet files that are encrypted as a whole; a row group is in the part where it begins."""
 
@@ -201,28 +185,6 @@ def _rows_of_nothing(rows: int) -> Iterator[pa.RecordBatch]:
     for first in range(0, rows, _BATCH_ROWS):
         nulls = pa.nulls(min(_BATCH_ROWS, rows - first))
         yield pa.RecordBatch.from_arrays([nulls], ["\0"])
-
-
-def _json(data: bytes, wanted: pa.Schema | None) -> pa.Table:
-    read = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    parse = pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
-    try:
-        return pa_json.read_json(pa.BufferReader(data), read, parse if wanted is not None else None)
-    except pa.ArrowInvalid as error:
-        raise _unreadable("JSON", error) from None
-
-
-def _by_name(fields: Iterable[pa.Field]) -> list[tuple[str, pa.DataType]]:
-    return [(f.name, _json_type(f.type)) for f in sorted(fields, key=lambda f: f.name)]
-
-
-def _json_type(kind: pa.DataType) -> pa.DataType:
-    """Return an inferred type, with strings where Spark has them."""
-    if pa.types.is_struct(kind):
-        return pa.struct(_by_name(kind))
-    if pa.types.is_list(kind):
-        return pa.list_(_json_type(kind.value_type))
-    return pa.string() if pa.types.is_timestamp(kind) else _known(kind)
 
 
 def _known(kind: pa.DataType) -> pa.DataType:

@@ -7,12 +7,7 @@ nothing of wrapped keys and of Spark.
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -23,6 +18,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ...stream import open as open_stream
 from .. import options as opt
+from . import json_rows
 
 EXTENSIONS = {"text": "txt", **{name: name for name in ("csv", "json", "parquet", "avro")}}
 _ROW_GROUP_SIZE = 64 << 20
@@ -35,6 +31,11 @@ def check_columns(inner: str, schema: pa.Schema) -> None:
     nested = [f.name for f in schema if pa.types.is_nested(f.type)]
     if inner == "csv" and nested:
         raise ValueError(f"CSV cannot hold the nested column {nested[0]!r}: leave it out")
+    binary = [f.name for f in schema if pa.types.is_binary(f.type)]
+    if inner == "csv" and binary:
+        raise ValueError(f"CSV cannot hold the binary column {binary[0]!r}: cast it with base64()")
+    if inner == "json":
+        json_rows.check_columns(schema)
     if inner == "avro":
         from .avro_rows import schema_for
 
@@ -74,7 +75,7 @@ def write_file(
                 for batch in rows:
                     text.write_batch(batch)
         else:
-            lines = _json_lines if inner == "json" else _text_lines
+            lines = json_rows.json_lines if inner == "json" else _text_lines
             for batch in rows:
                 writer.write(lines(batch))
     return writer.key_metadata
@@ -97,35 +98,3 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _text_lines(batch: pa.RecordBatch) -> bytes:
     lines = (value or "" for value in batch.column(0).to_pylist())
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _json_lines(batch: pa.RecordBatch) -> bytes:
-    kinds = [(field.name, field.type) for field in batch.schema]
-    lines = []
-    for row in batch.to_pylist():
-        present = {n: _plain(row[n], kind) for n, kind in kinds if row[n] is not None}
-        lines.append(json.dumps(present, ensure_ascii=False, separators=(",", ":")) + "\n")
-    return "".join(lines).encode()
-
-
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Return a value for JSON: decimals and times as text, bytes in base64."""
-    if value is None:
-        return None
-    if pa.types.is_struct(kind):
-        return {
-            field.name: _plain(value[field.name], field.type)
-            for field in kind
-            if value[field.name] is not None
-        }
-    if pa.types.is_map(kind):
-        return {str(_plain(k, kind.key_type)): _plain(v, kind.item_type) for k, v in value}
-    if pa.types.is_list(kind):
-        return [_plain(item, kind.value_type) for item in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, (decimal.Decimal, datetime.timedelta)):
-        return str(value)
-    return value
