@@ -61,7 +61,7 @@ class Upsert:
             check_readable(schema, "insert only, by when_matched_update_all=False")
         for name in keys:
             if name not in df.column_names:
-                raise KeyError(f"Field {name!r} does not exist in the rows")
+                raise KeyError(f'Field "{name}" does not exist in schema')
         conversion = RowConversion(schema, df.schema, keep_unknown=True)
         converted = pa.Table.from_batches(
             map(conversion.convert, df.to_batches()), conversion.arrow_schema
