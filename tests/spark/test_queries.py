@@ -97,7 +97,6 @@ def test_columns_rows_snapshots_and_branches(
         ids(frame)
     )
 
-
     # A frame keeps the snapshot that was current when it was made. One frame may be used twice.
     table.append(some_rows(500, 10))
     assert ids(frame.union(frame.where("id < 10"))) == sorted([*ids(frame), 1, 4, 7])
