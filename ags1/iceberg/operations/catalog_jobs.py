@@ -130,7 +130,7 @@ def migrate(
     before, plan, after = _committed(commits, base, migration, output)
     output.discard(migration.left_over)
     migration.finish()
-    return _result(plan, *removal.run(before, after))
+    return _result(plan, *removal.run(before, after, removal.folders(before)))
 
 
 def _result(
@@ -206,26 +206,28 @@ class _PlaintextRemoval:
         encrypted under another master key, or if no unencrypted version is known."""
         stated = base.metadata["properties"][TABLE_KEY_ID]
         if stated == self.key_id:
-            logged = logged_metadata(base.metadata)
-            for location in reversed(self._folders(base).versions(logged)):
+            # Nothing confirms the earlier metadata, so it may not name folders.
+            folders = self.folders(base)
+            for location in reversed(folders.versions(logged_metadata(base.metadata))):
                 try:
                     metadata = read_metadata(self.output.io, location, Trust())
                 except (FileNotFoundError, MetadataIntegrityError):
                     continue
                 if _is_plain(metadata):
-                    plaintext, failed = self.run(replace(base, metadata=metadata), base)
+                    before = replace(base, metadata=metadata, location=location)
+                    plaintext, failed = self.run(before, base, folders)
                     return MigrationResult(0, 0, 0, (), plaintext, failed)
         raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
 
-    def run(self, before: Base, after: Base) -> tuple[PlaintextFiles, tuple[str, ...]]:
-        """Return the unencrypted files of ``before``, and those that could not be deleted. If the
-        encrypted table has an error, raise MetadataIntegrityError and delete nothing."""
+    def run(
+        self, before: Base, after: Base, folders: TableFolders
+    ) -> tuple[PlaintextFiles, tuple[str, ...]]:
+        """Return the unencrypted files of ``before``, and those that could not be deleted. Only
+        files in ``folders`` are deleted. If the encrypted table has an error, raise
+        MetadataIntegrityError and delete nothing."""
         table = self.catalog.load_table(before.identifier, expected_key_id=self.key_id)
         assert isinstance(table, TableSession)
-        # The folders are those that the metadata before the migration names: its files were there.
-        plaintext = plaintext_files(
-            before.metadata, after.metadata, table.files, self._folders(before)
-        )
+        plaintext = plaintext_files(before.metadata, after.metadata, table.files, folders)
         if self.verify is None:
             return plaintext, ()
         # An earlier run has written some files. Only their sizes were checked so far.
@@ -240,14 +242,14 @@ class _PlaintextRemoval:
         failed = plaintext.delete(self.output)
         # Their summaries may have values of partitions. The newest goes last: while it is there,
         # the next run continues this one.
-        folders = self._folders(before)
         logged = folders.versions([*logged_metadata(before.metadata), before.location])
         kept = file_identity(after.location)
         earlier = [location for location in logged if file_identity(location) != kept]
         failed += delete_files(earlier[:-1], self.output, folders)
         return plaintext, failed + delete_files(earlier[-1:], self.output, folders)
 
-    def _folders(self, base: Base) -> TableFolders:
+    def folders(self, base: Base) -> TableFolders:
+        """Return the table's folders, as far as its catalog confirms ``base``."""
         properties = self.catalog.commits().catalog.properties
         return TableFolders.of(base.metadata, base.location, base.trust, properties)
 
