@@ -1090,6 +1090,10 @@ def test_a_plain_table_is_encrypted_in_its_place(catalog: EncryptedCatalog) -> N
     assert catalog.migrate_table("db.plain", "keyA", delete_plaintext=True).failed == ()
     report = verify_table(catalog.load_table("db.plain"))
     assert (report.ok, set(report.finding_counts)) == (True, set())
+    # The last metadata.json of the plain table has gone too, so there is nothing to go on with.
+    assert not Path(without_scheme(plain.metadata_location)).exists()
+    with pytest.raises(ValueError, match="already"):
+        catalog.migrate_table("db.plain", "keyA", delete_plaintext=True)
     with pytest.raises(ValueError, match="already"):
         catalog.migrate_table(create(catalog, "db.born_encrypted").name(), "keyA")
     other = catalog.create_table("db.other", SCHEMA)

@@ -50,7 +50,7 @@ _NUMBERS = {
 def whole(variants: pa.StructArray) -> pa.StructArray:
     """Return variants, shredded or not, as structs of ``metadata`` and ``value``. A variant that is
     not null but has no value is the variant null. Raises FormatError."""
-    parts = {field.name: field.type for field in variants.type}
+    parts = _parts(variants)
     if not _is_binary(parts.get("metadata")):
         raise FormatError("a variant's group has no binary field metadata")
     metadata, mask = variants.field("metadata"), variants.is_null()
@@ -121,7 +121,7 @@ def _dictionaries(metadata: pa.Array, mask: pa.Array) -> list[_Dictionary | None
 def _values(group: pa.StructArray, dictionaries: Sequence[_Dictionary | None]) -> _Values:
     """Return the encoded values of groups of ``value`` and ``typed_value``; None if missing. Where
     the dictionary is None, the value is not used."""
-    parts = {field.name: field.type for field in group.type}
+    parts = _parts(group)
     if not parts.keys() & {"value", "typed_value"}:
         raise FormatError("a shredded variant has a group of neither value nor typed_value")
     if "value" in parts and not _is_binary(parts["value"]):
@@ -148,8 +148,8 @@ def _objects(
 ) -> _Values:
     # Where a struct is null, this makes its fields null; otherwise they may be anything.
     columns = [
-        (field.name.encode(), _values(_group(pc.struct_field(typed, [i])), dictionaries))
-        for i, field in enumerate(typed.type)
+        (name.encode(), _values(_group(pc.struct_field(typed, [i])), dictionaries))
+        for i, name in enumerate(_parts(typed))
     ]
     result = list(rest)
     for row, is_object in enumerate(typed.is_valid().to_pylist()):
@@ -175,6 +175,13 @@ def _arrays(typed: pa.Array, dictionaries: Sequence[_Dictionary | None]) -> _Val
     return [
         None if n is None else _array([next(elements) or _NULL for _ in range(n)]) for n in lengths
     ]
+
+
+def _parts(group: pa.StructArray) -> dict[str, pa.DataType]:
+    parts = {field.name: field.type for field in group.type}
+    if len(parts) != group.type.num_fields:
+        raise FormatError("a group of a shredded variant has two fields of one name")
+    return parts
 
 
 def _group(array: pa.Array) -> pa.StructArray:

@@ -25,7 +25,7 @@ from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncrypte
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager, now_ms
 from ...kms.client import KmsClient
-from ..commit.base import Base, load_base
+from ..commit.base import Base, catalog_pins, load_base
 from ..commit.commits import Commits
 from ..commit.session import TableSession
 from ..read.metadata import is_plaintext_with_key_id, read_metadata, table_key_id
@@ -130,7 +130,7 @@ def migrate(
     before, plan, after = _committed(commits, base, migration, output)
     output.discard(migration.left_over)
     migration.finish()
-    return _result(plan, *removal.run(before, after))
+    return _result(plan, *removal.run(before, after, removal.folders(before)))
 
 
 def _result(
@@ -168,9 +168,17 @@ def _committed(
 
 def _loaded(commits: Commits, identifier: str | Identifier) -> Base:
     """Load a table. If it only has the property of an encrypted table, nothing is expected of it:
-    a catalog keeps the property beside the metadata, whatever the files are."""
+    a catalog keeps the property beside the metadata, whatever the files are. Raises
+    NotEncryptedError if the catalog keeps more: then the table was encrypted."""
     base = load_base(commits.catalog, identifier, Trust())
     if is_plaintext_with_key_id(base.metadata):
+        if catalog_pins(commits.catalog, identifier).keys() - {TABLE_KEY_ID}:
+            raise NotEncryptedError(
+                "no file of the table is encrypted, but its catalog keeps a hash of it, as of an "
+                "encrypted one: somebody replaced the metadata, or removed its keys. Restore the "
+                "earlier metadata file",
+                file=base.location,
+            )
         return replace(base, trust=replace(base.trust, key_id=None, data_key_length=None))
     table_key_id(base.metadata, base.trust, base.location)
     return base
@@ -206,26 +214,28 @@ class _PlaintextRemoval:
         encrypted under another master key, or if no unencrypted version is known."""
         stated = base.metadata["properties"][TABLE_KEY_ID]
         if stated == self.key_id:
-            logged = logged_metadata(base.metadata)
-            for location in reversed(self._folders(base).versions(logged)):
+            # Nothing confirms the earlier metadata, so it may not name folders.
+            folders = self.folders(base)
+            for location in reversed(folders.versions(logged_metadata(base.metadata))):
                 try:
                     metadata = read_metadata(self.output.io, location, Trust())
                 except (FileNotFoundError, MetadataIntegrityError):
                     continue
                 if _is_plain(metadata):
-                    plaintext, failed = self.run(replace(base, metadata=metadata), base)
+                    before = replace(base, metadata=metadata, location=location)
+                    plaintext, failed = self.run(before, base, folders)
                     return MigrationResult(0, 0, 0, (), plaintext, failed)
         raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
 
-    def run(self, before: Base, after: Base) -> tuple[PlaintextFiles, tuple[str, ...]]:
-        """Return the unencrypted files of ``before``, and those that could not be deleted. If the
-        encrypted table has an error, raise MetadataIntegrityError and delete nothing."""
+    def run(
+        self, before: Base, after: Base, folders: TableFolders
+    ) -> tuple[PlaintextFiles, tuple[str, ...]]:
+        """Return the unencrypted files of ``before``, and those that could not be deleted. Only
+        files in ``folders`` are deleted. If the encrypted table has an error, raise
+        MetadataIntegrityError and delete nothing."""
         table = self.catalog.load_table(before.identifier, expected_key_id=self.key_id)
         assert isinstance(table, TableSession)
-        # The folders are those that the metadata before the migration names: its files were there.
-        plaintext = plaintext_files(
-            before.metadata, after.metadata, table.files, self._folders(before)
-        )
+        plaintext = plaintext_files(before.metadata, after.metadata, table.files, folders)
         if self.verify is None:
             return plaintext, ()
         # An earlier run has written some files. Only their sizes were checked so far.
@@ -240,14 +250,14 @@ class _PlaintextRemoval:
         failed = plaintext.delete(self.output)
         # Their summaries may have values of partitions. The newest goes last: while it is there,
         # the next run continues this one.
-        folders = self._folders(before)
         logged = folders.versions([*logged_metadata(before.metadata), before.location])
         kept = file_identity(after.location)
         earlier = [location for location in logged if file_identity(location) != kept]
         failed += delete_files(earlier[:-1], self.output, folders)
         return plaintext, failed + delete_files(earlier[-1:], self.output, folders)
 
-    def _folders(self, base: Base) -> TableFolders:
+    def folders(self, base: Base) -> TableFolders:
+        """Return the table's folders, as far as its catalog confirms ``base``."""
         properties = self.catalog.commits().catalog.properties
         return TableFolders.of(base.metadata, base.location, base.trust, properties)
 

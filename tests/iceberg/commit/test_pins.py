@@ -231,6 +231,36 @@ def test_another_writer_moves_on(
     assert "no-metadata-hash" not in {finding.kind for finding in examine_table(table).findings}
 
 
+def test_a_migration_believes_the_pins(
+    table: EncryptedTable, catalog: EncryptedCatalog, tmp_path: Path
+) -> None:
+    """After another writer's commit, somebody replaces the metadata by that of a plain table with
+    the same key ID. A migration would encrypt the rows of that one, and confirm them."""
+    table.append(rows(1))
+    plain = catalog.create_table("db.plain", SCHEMA)
+    plain.append(rows(66))
+    path = path_of(table.metadata_location).with_name("00002-theirs.metadata.json")
+    forged = json.loads(path_of(plain.metadata_location).read_bytes())
+    forged["properties"]["encryption.key-id"] = "keyA"
+    path.write_text(json.dumps(forged))
+    with sqlite3.connect(tmp_path / "catalog.db") as database:
+        database.execute(
+            "UPDATE iceberg_tables SET metadata_location = ? WHERE table_name = 't'",
+            [f"file://{path}"],
+        )
+    before = kept(tmp_path)
+    for door in (
+        lambda: catalog.load_table("db.t"),
+        table.refresh,
+        lambda: catalog.migrate_table("db.t", "keyA"),
+        lambda: catalog.migrate_table("db.t", "keyB"),
+        lambda: catalog.rename_table("db.t", "db.u"),
+    ):
+        with pytest.raises(NotEncryptedError, match="somebody replaced the metadata"):
+            door()
+    assert kept(tmp_path) == before
+
+
 def test_a_table_of_an_older_release_is_pinned_by_the_next_commit(
     table: EncryptedTable, catalog: EncryptedCatalog, tmp_path: Path
 ) -> None:

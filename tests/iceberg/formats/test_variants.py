@@ -218,6 +218,10 @@ def one(row: Any, shape: Shape, **changed: bytes | None) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns.values(), columns.keys())
 
 
+def twice(name: str, value: Any) -> pa.StructArray:
+    return pa.StructArray.from_arrays([pa.array([value])] * 2, [name, name])
+
+
 @pytest.mark.parametrize(
     ("variants", "message"),
     [
@@ -249,6 +253,14 @@ def one(row: Any, shape: Shape, **changed: bytes | None) -> pa.StructArray:
                 [pa.array([b"\1\0\0"]), pa.array([1], pa.uint8())], ["metadata", "typed_value"]
             ),
             "uint8, which no variant has",
+        ),
+        (twice("metadata", b"\1\0\0"), "two fields"),
+        (
+            pa.StructArray.from_arrays(
+                [pa.array([b"\1\1\0\1a"]), twice("a", {"value": b"\0"})],
+                ["metadata", "typed_value"],
+            ),
+            "two fields",
         ),
     ],
 )

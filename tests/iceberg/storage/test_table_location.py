@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from iceberg_tables import memory_kms, unpin
 from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.exceptions import ValidationException
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit.metadata_file import with_metadata_log
@@ -296,6 +297,36 @@ def test_a_migration_deletes_no_files_of_others(lake: Warehouse) -> None:
     assert count(lake.load("p")) == 5
     assert {path_of(location) for location in result.plaintext.inside} == old
     assert not any(path.exists() for path in old)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_an_earlier_metadata_json_names_no_folder(lake: Warehouse, is_shared: bool) -> None:
+    """The catalog confirms the encrypted table, and not the plaintext version that its log names.
+    Somebody changed that one before the next run deletes what is in the clear."""
+    lake.catalog.create_table("db.p", SCHEMA).append(rows(range(5)))
+    other = lake.catalog.create_table("db.q", SCHEMA)
+    other.append(rows(range(100, 105)))
+    lake.catalog.migrate_table("db.p", "keyA")
+    table = lake.load("p")
+    earlier = path_of(table.metadata.metadata_log[-1].metadata_file)
+    metadata = json.loads(earlier.read_text())
+    graft(other)(metadata)
+    earlier.write_text(json.dumps(metadata | {"location": other.location()}))
+    before = files_in(lake.folder)
+    if is_shared:
+        table.transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
+        with pytest.raises(ValidationException, match=r"gc\.enabled"):
+            lake.catalog.migrate_table("db.p", "keyA", delete_plaintext=True)
+        assert before <= files_in(lake.folder)
+        return
+    result = lake.catalog.migrate_table("db.p", "keyA", delete_plaintext=True)
+    gone = before - files_in(lake.folder)
+    assert earlier in gone
+    assert all(path.is_relative_to(lake.folder_of("p")) for path in gone)
+    current = other.current_snapshot()
+    assert current is not None
+    assert result.plaintext.outside == (current.manifest_list,)
+    assert (count(lake.load("p")), count(other)) == (5, 5)
 
 
 def forge_records(source: Path, target: Path, change: Callable[[Any], None]) -> None:
