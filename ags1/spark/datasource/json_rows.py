@@ -13,10 +13,10 @@ import decimal
 import json
 import math
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
@@ -99,11 +99,7 @@ def _double(value: float) -> str:
 
 def _single(value: float) -> str:
     # The shortest text that is read as the same number of 32 bits.
-    for digits in range(6, 9):
-        short = float(f"{value:.{digits}g}")
-        if abs(short) < 3.4e38 and struct.pack("f", short) == struct.pack("f", value):
-            return repr(short)
-    return _double(value)
+    return _double(float(str(np.float32(value))))
 
 
 def _time(value: datetime.datetime) -> str:
