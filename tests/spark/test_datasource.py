@@ -30,7 +30,6 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ags1.spark import datasource
-from ags1.spark.arrow_rows import arrow_schema
 from ags1.spark.datasource.encrypted_files import Listed, Part, list_files, open_part, plan
 from ags1.spark.datasource.json_rows import Json
 from ags1.spark.datasource.lines import whole_lines
@@ -460,22 +459,22 @@ def test_each_type_of_json_is_that_of_sparks_own_source(
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("binary", '"secret"'),
-        ("date", '"secret"'),
-        ("timestamp", '"secret"'),
-        ("double", '"secret"'),
-        ("decimal(5,2)", "98765432"),
-        ("int", "98765432.5"),
-        ("int", "true"),
-        ("map<string,int>", '["secret"]'),
-        ("interval day to second", '"secret"'),
-        ("string", '"secret'),
+        (pa.binary(), '"secret"'),
+        (pa.date32(), '"secret"'),
+        (pa.timestamp("us", "UTC"), '"secret"'),
+        (pa.float64(), '"secret"'),
+        (pa.decimal128(5, 2), "98765432"),
+        (pa.int32(), "98765432.5"),
+        (pa.int32(), "true"),
+        (pa.map_(pa.string(), pa.int32()), '["secret"]'),
+        (pa.duration("us"), '"secret"'),
+        (pa.string(), '"secret'),
     ],
 )
-def test_a_value_of_json_that_is_none_of_its_type(kind: str, text: str) -> None:
+def test_a_value_of_json_that_is_none_of_its_type(kind: pa.DataType, text: str) -> None:
     data = f'{{"c":{text}}}\n'.encode()
     part = SimpleNamespace(reader=_Bytes(data), begin=0, end=len(data))
-    wanted = arrow_schema(StructType.fromDDL(f"c {kind}"))
+    wanted = pa.schema([("c", kind)])
 
     with pytest.raises(ags1.FormatError, match="cannot be read as these columns") as failure:
         list(Json().read(part, wanted))  # type: ignore[arg-type]
