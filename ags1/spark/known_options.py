@@ -10,7 +10,7 @@ lower case, so case does not count. Spark adds ``path``, ``paths``, and for stre
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..kms.settings import PROPERTY_PREFIXES
@@ -107,12 +107,19 @@ def check(options: Mapping[str, str], source: Source, *directions: str) -> None:
         if elsewhere:
             where = " and ".join(elsewhere)
             raise ValueError(f"the option {given!r} is only for {where}: leave it out")
-        names = {known.lower(): known for some in allowed for known in some.names}
-        near = difflib.get_close_matches(name, names, 1)
-        if near:
-            raise ValueError(f"the option {given!r} is not known: did you mean {names[near[0]]!r}?")
-        every = ", ".join(sorted(names.values(), key=str.lower))
-        raise ValueError(f"the option {given!r} is not known: leave it out. Known are {every}")
+        message = f"the option {given!r} is not known"
+        if near := _near(name, allowed):
+            raise ValueError(f"{message}: did you mean {near!r}?")
+        if source is TABLES and (near := _near(name, [_FILES | _FILE_ROWS])):
+            raise ValueError(f"{message}: {near!r} is one of the source 'ags1'. Leave it out")
+        raise ValueError(f"{message}: leave it out")
+
+
+def _near(name: str, known: Iterable[KnownOptions]) -> str | None:
+    names = {each.lower(): each for some in known for each in some.names}
+    # Those of a lower ratio have hardly a letter in the same place.
+    near = difflib.get_close_matches(name, names, 1, cutoff=0.7)
+    return names[near[0]] if near else None
 
 
 def _refuse_catalog_entry(options: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -30,6 +31,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ags1.spark import datasource
 from ags1.spark.datasource.encrypted_files import Listed, Part, list_files, open_part, plan
+from ags1.spark.datasource.json_rows import Json
 from ags1.spark.datasource.lines import whole_lines
 from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.keys import FileKeys, KmsConfig
@@ -408,6 +410,79 @@ def test_json_has_the_rows_that_sparks_own_source_has(
     assert rows(found) == rows(expected)
 
 
+_JSON_TYPES = (
+    "l bigint, i int, t tinyint, f float, d double, c decimal(12,2), y decimal(38,10), b binary, "
+    "k boolean, s string, a date, z timestamp, n timestamp_ntz, m map<string,decimal(5,2)>, "
+    "r array<date>, o struct<x:binary,y:array<double>,e:int>, v interval day to second"
+)
+
+
+def test_each_type_of_json_is_that_of_sparks_own_source(
+    tmp_path: Path, spark: Any, sealed: Seal, keyring: Path, kms: KmsConfig
+) -> None:
+    when = datetime.datetime(2026, 1, 31, 12, 0, 0, 123000)
+    span = datetime.timedelta(1, 2 * 3600 + 3 * 60 + 4, 500_000)
+    some = decimal.Decimal("1.50")
+    tiny = decimal.Decimal("1E-10")
+    day = when.date()
+    numbers = [1.5, float("inf"), None]
+    full = (1, 2, 3, 0.1, 1e10, some, tiny, b"\0\xff", True, 'a\n"é', day, when, when)
+    nested = ({"a": some, "b": None}, [day, None], (b"\1", numbers, None), span)
+    rest = (None,) * 12
+    values = [
+        (*full, *nested),
+        (None, -2, -3, float("-inf"), float("-inf"), -some, -tiny, b"", False, "", *rest[5:]),
+        (None, None, None, 3.4028234e38, 5e-324, *rest),
+        (None,) * 17,
+    ]
+    datasource.register(spark)
+    frame = spark.createDataFrame(values, _JSON_TYPES).coalesce(1)
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    frame.write.json(str(theirs))
+    for extra in [*theirs.glob("_*"), *theirs.glob(".*")]:
+        extra.unlink()
+
+    sink = frame.write.format("ags1").option("keyring", str(keyring)).option("inner", "json")
+    sink.mode("append").save(str(ours))
+
+    (mine,), (document,) = opened(ours, tmp_path / "opened", kms).iterdir(), theirs.iterdir()
+    # Java writes 1.0E10 where Python writes 10000000000.0.
+    lines, their_lines = (list(map(json.loads, path.open())) for path in (mine, document))
+    assert lines == their_lines
+    read = spark.read.format("ags1").option("keyring", str(keyring)).option("inner", "json")
+    assert read.load(str(ours)).schema == spark.read.json(str(theirs)).schema
+    for folder in (sealed(theirs), ours):
+        assert rows(read.schema(frame.schema).load(str(folder))) == rows(frame)
+    assert rows(spark.read.schema(frame.schema).json(str(mine))) == rows(frame)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.binary(), '"secret"'),
+        (pa.date32(), '"secret"'),
+        (pa.timestamp("us", "UTC"), '"secret"'),
+        (pa.float64(), '"secret"'),
+        (pa.decimal128(5, 2), "98765432"),
+        (pa.int32(), "98765432.5"),
+        (pa.int32(), "true"),
+        (pa.map_(pa.string(), pa.int32()), '["secret"]'),
+        (pa.duration("us"), '"secret"'),
+        (pa.string(), '"secret'),
+    ],
+)
+def test_a_value_of_json_that_is_none_of_its_type(kind: pa.DataType, text: str) -> None:
+    data = f'{{"c":{text}}}\n'.encode()
+    part = SimpleNamespace(reader=_Bytes(data), begin=0, end=len(data))
+    wanted = pa.schema([("c", kind)])
+
+    with pytest.raises(ags1.FormatError, match="cannot be read as these columns") as failure:
+        list(Json().read(part, wanted))  # type: ignore[arg-type]
+
+    assert "secret" not in str(failure.value)
+    assert "9876" not in str(failure.value)
+
+
 def typed_table(first: int, count: int) -> pa.Table:
     numbers = range(first, first + count)
     zero = datetime.datetime(2024, 1, 1)
@@ -690,6 +765,8 @@ def test_overwriting_takes_the_other_files_away(
     ("inner", "columns", "message"),
     [
         ("csv", "array(id) as a", "CSV cannot hold"),
+        ("csv", "cast('a' as binary) as b", "CSV cannot hold the binary column 'b'"),
+        ("json", "array(map(id, id)) as m", "JSON cannot hold the map 'm'"),
         ("text", "id", "one column, a string"),
         ("orc", "id", "has to be one of text"),
     ],

@@ -72,7 +72,9 @@ class Frame:
         ({"SnapshotID": "1"}, "'snapshotid' is not known: did you mean 'snapshot-id'"),
         ({"as-of-timestmap": "1"}, "did you mean 'as-of-timestamp'"),
         ({"partsizes": "1"}, "did you mean 'partSize'"),
-        ({"mergeSchema": "true"}, "'mergeschema' is not known: leave it out. Known are as-of-"),
+        ({"mergeSchema": "true"}, "the option 'mergeschema' is not known: leave it out$"),
+        ({"inner": "csv"}, "'inner' is one of the source 'ags1'. Leave it out"),
+        ({"iner": "csv"}, "'iner' is not known: 'inner' is one of the source 'ags1'"),
         ({"overwrite-mode": "dynamic"}, "'overwrite-mode' is only for writing"),
     ],
 )

@@ -13,10 +13,10 @@ import decimal
 import json
 import math
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
@@ -99,11 +99,7 @@ def _double(value: float) -> str:
 
 def _single(value: float) -> str:
     # The shortest text that is read as the same number of 32 bits.
-    for digits in range(6, 9):
-        short = float(f"{value:.{digits}g}")
-        if abs(short) < 3.4e38 and struct.pack("f", short) == struct.pack("f", value):
-            return repr(short)
-    return _double(value)
+    return _double(float(str(np.float32(value))))
 
 
 def _time(value: datetime.datetime) -> str:
@@ -132,7 +128,7 @@ class Json:
         try:
             found = _parsed(sample, None).schema
         except pa.ArrowInvalid:
-            found = _inferred(sample)
+            found = _inferred(_documents(sample, float))
         return pa.schema(_by_name(found))
 
     def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -176,17 +172,18 @@ def _documents(data: bytes, number: Callable[[str], Any]) -> list[dict[str, Any]
         raise _unreadable(error) from None
 
 
-def _inferred(data: bytes) -> pa.Schema:
-    """Return the columns of lines that have values of several types in one column: that is text,
-    as with Spark. Raises FormatError."""
-    documents = _documents(data, float)
-    columns = {}
-    for name in {name for document in documents for name in document}:
-        try:
-            columns[name] = pa.array([document.get(name) for document in documents]).type
-        except (pa.ArrowException, OverflowError):
-            columns[name] = pa.string()
-    return pa.schema(columns)
+def _inferred(values: list[Any]) -> pa.DataType:
+    """Return the type of values. Scalars of several types are text, as with Spark."""
+    values = [value for value in values if value is not None]
+    if values and all(isinstance(value, dict) for value in values):
+        names = {name for value in values for name in value}
+        return pa.struct([(n, _inferred([value.get(n) for value in values])) for n in names])
+    if values and all(isinstance(value, list) for value in values):
+        return pa.list_(_inferred([item for value in values for item in value]))
+    try:
+        return pa.array(values).type
+    except (pa.ArrowException, OverflowError):
+        return pa.string()
 
 
 def _converted(data: bytes, wanted: pa.Schema) -> pa.Table:
