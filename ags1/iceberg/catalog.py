@@ -60,7 +60,7 @@ from .pyiceberg.rest import register_rest_table
 from .pyiceberg.sql import forget_pins
 from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
-from .read.metadata import is_plaintext_with_key_id, table_key_id
+from .read.metadata import is_plaintext_with_key_id, not_encrypted, table_key_id
 from .spec.shape import check_evolution
 from .storage.output import TableOutput
 from .storage.trust import Trust
@@ -239,31 +239,23 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def _plain_table(self, base: Base, require_encrypted: bool) -> Table:
         """Return PyIceberg's table, made from the metadata that was checked."""
-        claims_key = is_plaintext_with_key_id(base.metadata)
         if require_encrypted:
-            why = f"no file of it is encrypted, although it has {TABLE_KEY_ID!r}: migrate_table()"
-            why += " (ags1 table migrate) encrypts it"
-            if not claims_key:
-                why = f"it has no property {TABLE_KEY_ID!r}"
-            raise NotEncryptedError(f"the table is not encrypted: {why}", file=base.location)
-        if claims_key and base.identifier not in self._warned_of:
-            self._warned_of.add(base.identifier)
-            warnings.warn(
-                f"{'.'.join(base.identifier)} is not encrypted, although it has {TABLE_KEY_ID!r}: "
-                "another writer wrote plaintext, and what you write is plaintext too. "
-                "migrate_table() (ags1 table migrate) encrypts it",
-                PlainTableWarning,
-                stacklevel=4,
+            raise not_encrypted(base.metadata, base.location)
+        doubt = None
+        if is_plaintext_with_key_id(base.metadata):
+            doubt = (
+                f"although it has {TABLE_KEY_ID!r}: another writer wrote plaintext, and what you "
+                "write is plaintext too. migrate_table() (ags1 table migrate) encrypts it"
             )
-        elif self.key_ids and base.identifier not in self._warned_of:
-            self._warned_of.add(base.identifier)
-            warnings.warn(
-                f"{'.'.join(base.identifier)} is not encrypted, but its catalog has "
-                f"{TRUSTED_KEY_IDS!r}: if it should be encrypted, somebody replaced its metadata. "
-                f"Set {REQUIRE_ENCRYPTED!r} to refuse such tables",
-                PlainTableWarning,
-                stacklevel=4,
+        elif self.key_ids:
+            doubt = (
+                f"but its catalog has {TRUSTED_KEY_IDS!r}: if it should be encrypted, somebody "
+                f"replaced its metadata. Set {REQUIRE_ENCRYPTED!r} to refuse such tables"
             )
+        if doubt and base.identifier not in self._warned_of:
+            self._warned_of.add(base.identifier)
+            name = ".".join(base.identifier)
+            warnings.warn(f"{name} is not encrypted, {doubt}", PlainTableWarning, stacklevel=4)
         parsed = TableMetadataUtil.parse_obj(base.metadata)
         properties = {**parsed.properties, **base.config.storage}
         io = plain_file_io(self.inner, properties, base.location)

@@ -28,9 +28,7 @@ from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from ..errors import (
     KmsConfigurationError,
-    NotEncryptedError,
 )
-from ..keys.manager import TABLE_KEY_ID
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base
@@ -41,7 +39,7 @@ from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.changes import EncryptedChangelogScan
-from .read.metadata import is_plaintext_with_key_id, read_metadata, table_key_id
+from .read.metadata import not_encrypted, read_metadata, table_key_id
 from .read.polars_source import scan_polars
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec.column_types import as_stored, readable
@@ -92,12 +90,7 @@ def open_table(
     catalog = NoopCatalog("static-table")
     if key_id is None:
         if kms is not None or require_encrypted:
-            why = f"it has no property {TABLE_KEY_ID!r}"
-            if is_plaintext_with_key_id(metadata):
-                why = f"it has {TABLE_KEY_ID!r}, but no file of it is encrypted"
-            raise NotEncryptedError(
-                f"the table is not encrypted: {why}", file=metadata_json_location
-            )
+            raise not_encrypted(metadata, metadata_json_location)
         plain = TableMetadataUtil.parse_obj(metadata)
         return Table(identifier, plain, metadata_json_location, io, catalog)
     version = version_of(

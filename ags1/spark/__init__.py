@@ -4,8 +4,7 @@ Executors run the same compiled code as one machine does. Only wrapped keys and 
 a KMS are sent to them (``keys``). Users import these names:
 
     jobs             encrypt, decrypt, verify and rewrap any number of files
-    tables           verify, migrate, rekey and compact whole encrypted tables; delete, update
-                     and merge rows
+    tables           verify, migrate and rekey whole encrypted tables
     datasource       the data source "ags1": encrypted files as rows
     iceberg_source   the data source "ags1-iceberg": encrypted tables as rows
     queries          ``read_table`` and ``count``, which this package also exports
@@ -18,7 +17,7 @@ Imports point down these floors only:
                  table_access   a table that each process opens for itself, and wrapped keys
     jobs
     storage      where files lie: mounted folders, S3, other file systems of fsspec
-    ledger       what became of each file, and its wrapped key: a folder, objects, or a table
+    ledger       what became of each file, and its wrapped key: a folder, or objects
     known_options
     options  keys  paths  splits  workers  stream_failures  registration  arrow_rows  iceberg_api
     plugin       the jar for Iceberg's Java runtime, which this package exports as ``jar``

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg import Compacted
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +132,16 @@ asking = grouped(
 
 
 def compact_and_report(
-    where: TableOptions,
-    asked: CompactionOptions,
-    compact: Callable[..., Compacted],
-    out: Output,
+    where: TableOptions, asked: CompactionOptions, threads: int | None, out: Output
 ) -> int:
-    """Compact a table with ``compact``, and print what was done.
-
-    ``compact`` gets the table, the filter and, by name, the arguments that all compactions take.
-    """
+    """Compact a table, and print what was done."""
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     chosen = parsed_filter(table, asked.row_filter, "--filter")
     with progress_line(name, out) as progress:
-        done = compact(table, chosen, progress=progress, **asked.arguments())
+        done = table.rewrite_data_files(
+            chosen, threads=threads, progress=progress, **asked.arguments()
+        )
     facts: dict[str, Any] = {
         "table": name,
         "branch": asked.branch,

@@ -22,7 +22,7 @@ from .options import TableOptions
 from .rekeying import RekeyingOptions, rekey_and_report
 
 if TYPE_CHECKING:
-    from ...iceberg import Compacted, EncryptedCatalog, EncryptedTable
+    from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.maintained_table import Rekeyed
     from ...iceberg.operations.catalog_jobs import MigrationResult
 
@@ -177,10 +177,7 @@ def compact(where: TableOptions, threads: int | None, asked: CompactionOptions, 
       ags1 table compact db.flights --catalog prod --filter "day = '2026-01-31'" --rewrite-all
     """
 
-    def work(table: EncryptedTable, files: Any, **named: Any) -> Compacted:
-        return table.rewrite_data_files(files, threads=threads, **named)
-
-    return compact_and_report(where, asked, work, out)
+    return compact_and_report(where, asked, threads, out)
 
 
 @click.command(cls=Command, short_help="Copy or move a table to another location.")

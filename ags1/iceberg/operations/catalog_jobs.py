@@ -28,7 +28,12 @@ from ...kms.client import KmsClient
 from ..commit.base import Base, catalog_pins, load_base
 from ..commit.commits import Commits
 from ..commit.session import TableSession
-from ..read.metadata import is_plaintext_with_key_id, read_metadata, table_key_id
+from ..read.metadata import (
+    is_plaintext,
+    is_plaintext_with_key_id,
+    read_metadata,
+    table_key_id,
+)
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
@@ -113,7 +118,7 @@ def migrate(
     removal = _PlaintextRemoval(
         catalog, key_id, output, verify if delete_plaintext and not dry_run else None
     )
-    if not _is_plain(base.metadata):
+    if not is_plaintext(base.metadata):
         return removal.continued(base)
     meter = Meter(progress)
     migration = Migration(
@@ -184,11 +189,6 @@ def _loaded(commits: Commits, identifier: str | Identifier) -> Base:
     return base
 
 
-def _is_plain(metadata: Mapping[str, Any]) -> bool:
-    has_key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
-    return not has_key_id or is_plaintext_with_key_id(metadata)
-
-
 def _kms_for(catalog: JobCatalog, key_id: str) -> KmsClient:
     """Return the catalog's KMS. Raises KmsConfigurationError without one, or for a key that is not
     the catalog's."""
@@ -221,7 +221,7 @@ class _PlaintextRemoval:
                     metadata = read_metadata(self.output.io, location, Trust())
                 except (FileNotFoundError, MetadataIntegrityError):
                     continue
-                if _is_plain(metadata):
+                if is_plaintext(metadata):
                     before = replace(base, metadata=metadata, location=location)
                     plaintext, failed = self.run(before, base, folders)
                     return MigrationResult(0, 0, 0, (), plaintext, failed)

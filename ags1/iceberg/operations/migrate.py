@@ -32,7 +32,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from ...errors import MetadataIntegrityError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
 from ..commit.updates import apply_updates
-from ..read.metadata import FORMAT_VERSION, is_plaintext_with_key_id
+from ..read.metadata import FORMAT_VERSION, is_plaintext
 from ..read.records import DATA, ContentFile
 from ..spec.column_types import with_types
 from ..spec.constants import MAIN_BRANCH
@@ -254,9 +254,7 @@ def _summarize(
 
 
 def _check(metadata: Mapping[str, Any], other_refs: tuple[str, ...]) -> None:
-    properties = metadata.get("properties") or {}
-    has_key_id = properties.get(TABLE_KEY_ID) and not is_plaintext_with_key_id(metadata)
-    if has_key_id or metadata.get("encryption-keys"):
+    if not is_plaintext(metadata) or metadata.get("encryption-keys"):
         raise ValueError(
             f"the table is encrypted already: it has {TABLE_KEY_ID!r} or 'encryption-keys'"
         )

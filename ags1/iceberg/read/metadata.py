@@ -130,12 +130,9 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
         )
     version = metadata.get("format-version")
     if version != FORMAT_VERSION:
-        known = isinstance(version, int) and version > FORMAT_VERSION
-        why = (
-            f"this release knows versions up to {FORMAT_VERSION}"
-            if known
-            else (f"only tables of version {FORMAT_VERSION} can be encrypted")
-        )
+        why = f"only tables of version {FORMAT_VERSION} can be encrypted"
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            why = f"this release knows versions up to {FORMAT_VERSION}"
         raise MetadataIntegrityError(
             f"the metadata has {TABLE_KEY_ID!r} and format version {version}: {why}", file=location
         )
@@ -153,6 +150,21 @@ def is_plaintext_with_key_id(metadata: Mapping[str, Any]) -> bool:
         return False
     # A new table of version 3 has neither snapshots nor keys, and is encrypted.
     return bool(snapshots) or metadata.get("format-version") in (1, 2)
+
+
+def is_plaintext(metadata: Mapping[str, Any]) -> bool:
+    """Whether nothing of a table is encrypted, and nothing is to be."""
+    has_key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
+    return not has_key_id or is_plaintext_with_key_id(metadata)
+
+
+def not_encrypted(metadata: Mapping[str, Any], location: str) -> NotEncryptedError:
+    """Return the error for a table that is ``is_plaintext`` and has to be encrypted."""
+    why = f"it has no property {TABLE_KEY_ID!r}"
+    if is_plaintext_with_key_id(metadata):
+        why = f"it has {TABLE_KEY_ID!r}, but no file of it is encrypted. migrate_table() of the "
+        why += "catalog (ags1 table migrate) encrypts it"
+    return NotEncryptedError(f"the table is not encrypted: {why}", file=location)
 
 
 def _check_never_encrypted(metadata: Mapping[str, Any], trust: Trust, location: str) -> None:

@@ -39,8 +39,8 @@ class RewriteExecutor(Protocol):
     """Rewrites many files, in any order and in any process.
 
     ``output`` records each new file. The functions that are passed are called by one thread at a
-    time. If a file fails, the method raises that exception and begins no other. Those
-    under way are completed and reported, or leave no file.
+    time. If a file fails, the method raises that exception and begins no other. Those under way are
+    completed and reported, or leave no file.
     """
 
     def rewrite(
