@@ -18,7 +18,6 @@ import pytest
 from pydantic import ValidationError
 from pyiceberg.schema import Schema
 from pyiceberg.types import GeographyType, GeometryType, ListType, LongType, NestedField
-from pyspark.sql.types import VariantVal
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
 from ags1.kms import KmsClient
@@ -28,6 +27,8 @@ from .spark import SparkTables, path_of
 from .writing import Shared
 
 pytestmark = pytest.mark.interop
+
+VariantVal: Any = pytest.importorskip("pyspark.sql.types").VariantVal
 
 OBJECT = (
     "to_variant_object(named_struct('a', int(id), 'b', struct(double(id) / 4 AS x, 'y' AS y), "

@@ -19,6 +19,9 @@ from ags1.iceberg.formats.variants import whole
 
 VariantVal = pytest.importorskip("pyspark.sql.types").VariantVal
 
+# PySpark is there where the tests of Spark run.
+pytestmark = pytest.mark.spark
+
 BINARY = pa.binary()
 UTC = timezone.utc
 
