@@ -19,11 +19,8 @@ from ...row_groups import row_group_starts
 from .. import options as opt
 from .encrypted_files import OpenPart
 from .json_rows import Json
-from .lines import line_start, whole_lines, with_line_feeds
+from .lines import CHUNK_SIZE, SAMPLE_SIZE, line_start, whole_lines, with_line_feeds
 
-# Bytes of decoded text or rows. Spark moves batches of a few MiB faster than small ones.
-CHUNK_SIZE = 8 << 20
-_SAMPLE_SIZE = 8 << 20
 _BATCH_ROWS = 1 << 16
 _VALUE = "value"
 
@@ -86,7 +83,7 @@ class Csv:
     def columns(self, whole: OpenPart) -> pa.Schema:
         names, begin = self._names(whole)
         if self.infers:
-            sample = next(whole_lines(whole.reader, begin, whole.end, _SAMPLE_SIZE), b"")
+            sample = next(whole_lines(whole.reader, begin, whole.end, SAMPLE_SIZE), b"")
             if sample.strip():
                 fields = self._parse(sample, names, {}).schema
                 return pa.schema([(f.name, _known(f.type)) for f in fields])

@@ -22,10 +22,8 @@ import pyarrow.json as pa_json
 
 from ...errors import FormatError
 from .encrypted_files import OpenPart
-from .lines import whole_lines
+from .lines import CHUNK_SIZE, SAMPLE_SIZE, whole_lines
 
-_CHUNK_SIZE = 8 << 20
-_SAMPLE_SIZE = 8 << 20
 # The texts by which Spark reads numbers that JSON does not have.
 _NOT_FINITE = {
     "NaN": math.nan,
@@ -122,7 +120,7 @@ class Json:
     order of their names, as with Spark's reader."""
 
     def columns(self, whole: OpenPart) -> pa.Schema:
-        sample = next(whole_lines(whole.reader, 0, whole.end, _SAMPLE_SIZE), b"")
+        sample = next(whole_lines(whole.reader, 0, whole.end, SAMPLE_SIZE), b"")
         if not sample.strip():
             return pa.schema([])
         try:
@@ -134,7 +132,7 @@ class Json:
     def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
         # Arrow's reader is the faster one.
         by_python = any(_is_told_by_text(field.type) for field in wanted)
-        for data in whole_lines(part.reader, part.begin, part.end, _CHUNK_SIZE):
+        for data in whole_lines(part.reader, part.begin, part.end, CHUNK_SIZE):
             if data.strip():
                 try:
                     table = _converted(data, wanted) if by_python else _parsed(data, wanted)

@@ -8,6 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import Protocol
 
+# Bytes of lines that are decoded at once: Spark moves batches of a few MiB faster than small ones.
+CHUNK_SIZE = 8 << 20
+# Bytes of lines from which columns are inferred.
+SAMPLE_SIZE = 8 << 20
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _STEP = 1 << 20
 
