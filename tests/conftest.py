@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import slow_variants
 from day import SEED
 from hypothesis import HealthCheck, settings
 
@@ -47,7 +47,11 @@ FIRST = [
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before any test is left out for its marks."""
     here = Path(__file__).parent
-    slow_variants.mark(items, str(here))
+    for item in items:
+        variants = [v for mark in item.iter_markers("slow_variants") for v in mark.args]
+        if any(re.fullmatch(variant, item.callspec.id) for variant in variants):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.variant)
     places = {here / file: place for place, file in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 

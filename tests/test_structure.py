@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from conftest import FIRST
-from slow_variants import VARIANTS
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -93,13 +90,3 @@ def test_the_tests_folders_are_those_of_the_packages() -> None:
 
 def test_the_files_that_come_first_are_there() -> None:
     assert all((TESTS / file).is_file() for file in FIRST)
-
-
-@pytest.mark.parametrize("file", VARIANTS)
-def test_a_variant_that_is_slow_is_one_of_a_test(file: str) -> None:
-    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-    scopes = [module, *(value for value in vars(module).values() if isinstance(value, type))]
-    for pattern in VARIANTS[file]:
-        name = re.match(r"\w+", pattern)
-        assert name is not None
-        assert any(hasattr(scope, name[0]) for scope in scopes), pattern

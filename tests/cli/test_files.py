@@ -644,6 +644,8 @@ def test_a_full_or_closed_output_is_one_line(home: Path) -> None:
 unbuffered = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 
 
+# Of `make test`: without Python's buffer, which is the harder way.
+@pytest.mark.slow_variants(r"(encrypt|text|errors)-buffered")
 @unbuffered
 @pytest.mark.parametrize(
     ("arguments", "descriptor", "code"),
@@ -687,6 +689,8 @@ def test_output_that_does_not_block_is_written_whole(
         assert outputs[1] == [run(*arguments).stdout_bytes]
 
 
+# Of `make test`: without Python's buffer, which is the harder way.
+@pytest.mark.slow_variants(r"buffered")
 @unbuffered
 def test_output_that_does_not_fit_is_an_error(home: Path, unbuffered: str) -> None:
     (home / "a").write_bytes(os.urandom(BLOCK))
@@ -727,6 +731,8 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(home: Path) -> None:
     assert execute("verify", "é.ags1", env=ascii_only)[:2] == (0, b"\\xe9.ags1: OK\n")
 
 
+# Of `make test`: by a pipe, a link and "-".
+@pytest.mark.slow_variants(r"/(dev/fd|proc/self/fd)/1")
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link", "-"])
 def test_standard_output_by_every_name(home: Path, name: str) -> None:
     (home / "link").symlink_to("/dev/stdout")
@@ -1255,6 +1261,8 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+# Of `make test`: with two threads.
+@pytest.mark.slow_variants(r"1-.*")
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -1418,6 +1426,8 @@ def interrupt() -> None:
 AFTER = [False, pytest.param(True, marks=pytest.mark.slow)]
 
 
+# Of `make test`: a file and its sidecar that are replaced, and a file that is new.
+@pytest.mark.slow_variants(r"(damaged|without|only) sidecar-False")
 @pytest.mark.parametrize("after", AFTER)
 def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool) -> None:
     overwrite = before != "fresh"

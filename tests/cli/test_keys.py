@@ -858,6 +858,7 @@ def how(kms: LocalKms, master_key_id: str | None) -> Rewrapping:
     return Rewrapping(Keychain(kms, ""), master_key_id, None, KekCache(kms), False, True)
 
 
+@pytest.mark.slow_variants(r"(False-True|True-False)")
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("crash", [False, True])
 def test_no_crash_of_rewrapping_loses_a_key(home: Path, after: bool, crash: bool) -> None:

@@ -431,6 +431,8 @@ def test_avro_that_is_no_table_s() -> None:
         assert what in fail(4, "create", "db.new", "--like", name)
 
 
+# Of `make test`: each form of Parquet, and Arrow of Avro.
+@pytest.mark.slow_variants(r"avro-(csv|jsonl|parquet)")
 @pytest.mark.parametrize("form", ["csv", "jsonl", "arrow", "parquet"])
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
 def test_what_scan_prints_append_reads(form: str, file_format: str) -> None:
@@ -1086,6 +1088,8 @@ def test_deleting_the_plaintext_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored() == before
 
 
+# Of `make test`: the answer "y", and a signal at a question in the tests' own process.
+@pytest.mark.slow_variants(r"\\x03-.*")
 @pytest.mark.parametrize(
     ("answer", "code", "end"), [(b"y\n", 0, b"db.t dropped"), (b"\x03", 130, b"interrupted")]
 )
@@ -1214,6 +1218,8 @@ def test_a_damaged_table_can_be_dropped(filled: EncryptedTable) -> None:
     assert "not exist: db.t" in fail(2, "drop", "db.t", "--yes")
 
 
+# Of `make test`: the conflicts of iceberg/write/test_conflicts.py.
+@pytest.mark.slow_variants(r"0")
 @pytest.mark.parametrize("retries", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_somebody_else_commits_first(retries: int) -> None:
     create("db.t", COLUMNS, "--property", f"commit.retry.num-retries={retries}")

@@ -9,6 +9,9 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
 from fsspec.tests import abstract
 
+# Of `make test`: the same cases in memory.
+of_files_slow = pytest.mark.slow_variants(r"file-.*")
+
 
 class _Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]
     @pytest.fixture
@@ -41,15 +44,15 @@ class _Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]
 
 
 class TestCopy(abstract.AbstractCopyTests, _Fixtures):  # type: ignore[misc]
-    pass
+    test_copy_glob_edge_cases = of_files_slow(abstract.AbstractCopyTests.test_copy_glob_edge_cases)
 
 
 class TestGet(abstract.AbstractGetTests, _Fixtures):  # type: ignore[misc]
-    pass
+    test_get_glob_edge_cases = of_files_slow(abstract.AbstractGetTests.test_get_glob_edge_cases)
 
 
 class TestPut(abstract.AbstractPutTests, _Fixtures):  # type: ignore[misc]
-    pass
+    test_put_glob_edge_cases = of_files_slow(abstract.AbstractPutTests.test_put_glob_edge_cases)
 
 
 class TestOpen(abstract.AbstractOpenTests, _Fixtures):  # type: ignore[misc]

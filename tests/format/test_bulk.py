@@ -820,6 +820,8 @@ def test_progress_of_small_files_ends_at_all(tmp_path: Path, size: int) -> None:
     assert len(calls) >= 2
 
 
+# Of `make test`: KeyboardInterrupt and RuntimeError.
+@pytest.mark.slow_variants(r".*-(SystemExit|MemoryError)")
 @pytest.mark.usefixtures("eager_progress")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError, SystemExit, MemoryError])
 @pytest.mark.parametrize("at", ["first", "last"])

@@ -125,6 +125,14 @@ def _of_each_flag(streams: list[Stream]) -> list[Stream]:
     return list(first.values())
 
 
+# Of `make test`: half of the ways; format/test_tamper.py has these with other faults.
+@pytest.mark.slow_variants(
+    r"(decrypt_into|decrypt_many|read in threads|readinto|lines)",
+    r"(read from an object|ags1 cat)",
+    r"(pread|PythonFile|read1 and peek|fsspec's cat_file)",
+    r"(ags1.arrow.filesystem|.* URL|ags1 decrypt( of a pipe)?)",
+    r"a job that decrypts blocks",
+)
 @pytest.mark.parametrize("way", [*WAYS, *FURTHER_WAYS])
 def test_every_way_of_reading(
     way: str, streams: list[Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -246,6 +254,9 @@ def test_envelopes() -> None:
                 assert (wrapped_by[added] in old) == case["wrapsNewKeys"], case["comment"]
 
 
+# Of `make test`: every case of the corpus through every way.
+@pytest.mark.slow
+@pytest.mark.variant
 def test_the_generator_makes_the_corpus_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
 
@@ -301,6 +312,9 @@ def test_the_corpus_is_as_large_as_its_readme_says() -> None:
         assert f"| `{name}` | {count} |" in text
 
 
+# Of `make test`: every case of the corpus through every way.
+@pytest.mark.slow
+@pytest.mark.variant
 def test_the_export_has_the_form_of_iceberg_verification(tmp_path: Path) -> None:
     export = _program("export")
     export.main(tmp_path)

@@ -74,6 +74,8 @@ def has_nameless_files(folder: Path) -> bool:
     return Path("/proc/self/fd").exists()
 
 
+# Of `make test`: a writer that works in threads.
+@pytest.mark.slow_variants(r"(?!decr.*new|.*threads-named).*")
 @pytest.mark.parametrize("way", ["new", "replaced", "named"])
 @pytest.mark.parametrize("what", KILLED)
 def test_a_killed_process_leaves_the_target_whole_or_absent(
@@ -308,6 +310,8 @@ if sys.argv[1] == "raise":
 """
 
 
+# Of `make test`: a writer that works in threads.
+@pytest.mark.slow_variants(r"raise")
 @pytest.mark.parametrize("how", ["end", "raise"])
 def test_an_exit_amid_daemon_threads(run_python: RunPython, how: str) -> None:
     for _ in range(5):

@@ -143,6 +143,9 @@ def test_an_interrupt_while_threads_start(monkeypatch: pytest.MonkeyPatch, step:
         assert file.read() == data
 
 
+# Of `make test`: a path, in three threads. Three threads, on a path and on a file; for
+# interrupts, a BytesIO is read as a file is.
+@pytest.mark.slow_variants(r"(file-1|file-3)", r"(path-1|BytesIO-1|BytesIO-3)")
 @threads
 @pytest.mark.parametrize("kind", ["BytesIO", "path", "file"])
 def test_reads_are_right_under_a_storm_of_interrupts(
@@ -414,6 +417,9 @@ def test_readers_that_are_dropped_leave_nothing_open(tmp_path: Path, threads: in
 # ---- forks -------------------------------------------------------------------------------------
 
 
+# Of `make test`: a path, in three threads. Three threads, on a path and on a file; for
+# interrupts, a BytesIO is read as a file is.
+@pytest.mark.slow_variants(r"(1-file|3-file)", r"(1-path|1-BytesIO|3-BytesIO)")
 @needs_fork
 @quiet_fork
 @pytest.mark.parametrize("kind", ["file", "path", "BytesIO"])

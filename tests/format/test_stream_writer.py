@@ -781,6 +781,8 @@ def test_many_threads_write_one_stream(threads: int) -> None:
     assert sorted(piece[0] for piece in pieces) == sorted(list(range(8)) * 300)
 
 
+# Of `make test`: one thread and four.
+@pytest.mark.slow_variants(r"2-.*")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["wb", "wt"])

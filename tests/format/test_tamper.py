@@ -307,6 +307,15 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ags1.bulk.SMALL_FILE", -1)
 
 
+# Of `make test`: files whose last block is full, in files of five blocks. Files of one block
+# have no work for a second thread; each other shape through each way in one thread or in two.
+# Five blocks in two threads.
+@pytest.mark.slow_variants(
+    r"(full-blocks|one-full-block)-.*-1",
+    r"(one-block|one-full-block|empty|full-blocks)-.*-2",
+    r"(five-blocks|large)-.*-1",
+    r"large-(?!lines|pread|decrypt_file|from_ranges).*-2",
+)
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("way", WAYS)

@@ -277,6 +277,8 @@ PRODUCERS = [
 ]
 
 
+# Of `make test`: one batch, a stream and frames.
+@pytest.mark.slow_variants(r"(to_reader|polars_categories|OneArray)")
 @pytest.mark.parametrize("produced", PRODUCERS, ids=lambda function: function.__name__)
 def test_rows_of_a_library_are_written(
     catalog: EncryptedCatalog, produced: Callable[[pa.Table], Any]

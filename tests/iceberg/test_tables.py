@@ -132,6 +132,8 @@ def stored(catalog: EncryptedCatalog) -> set[str]:
 # -- beside PyIceberg's own
 
 
+# Of `make test`: another seed; a bucket, a day and no partition.
+@pytest.mark.slow_variants(r".*-1")
 @pytest.mark.parametrize(
     "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
@@ -750,6 +752,8 @@ _COMPARED: dict[str, Callable[[int, int], bool]] = {
 
 
 # Partitions are chosen by manifests, which do not know what a file's format makes of a filter.
+# Of `make test`: another seed; a bucket, a day and no partition.
+@pytest.mark.slow_variants(r"(parquet-None|avro-day)", r"parquet-(hour|identity)")
 @pytest.mark.parametrize(
     ("file_format", "transform"),
     [
@@ -830,6 +834,8 @@ def test_zero_is_equal_to_minus_zero_in_a_set_too(
     assert ids(again(table)) == [2, 3]
 
 
+# Of `make test`: Parquet in nanoseconds, Avro in microseconds.
+@pytest.mark.slow_variants(r"(avro-.*-timestamp_ns|parquet-(month|None)-timestamp)")
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 @pytest.mark.parametrize("transform", [None, "day", "month"])
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])

@@ -573,6 +573,8 @@ os._exit(0)
 
 
 # Not ("1", True): there gRPC's own handler hangs in a child that does nothing at all.
+# Of `make test`: a child's clients of each KMS, without gRPC.
+@pytest.mark.slow_variants(r"None-True")
 @pytest.mark.parametrize(
     ("fork_support", "busy"),
     [

@@ -1,7 +1,8 @@
 """Makes faults from the tokens of a source file, Python's or Cython's.
 
-A fault changes one operator, number or name, negates a condition, or takes one statement out. What
-names no behaviour is left alone: imports, signatures, C declarations, casts, annotations, docstrings.
+A fault changes one operator, number or name, negates a condition, or takes one statement out. It
+leaves alone what has no behaviour: imports, signatures, C declarations, casts, annotations and
+docstrings.
 Cython's source consists of Python's tokens, so one list of operators serves both.
 """
 

@@ -328,6 +328,8 @@ def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
     clear(ledger, job_id, str(folder))
 
 
+# Of `make test`: a ledger in a folder; objects in test_object_ledger.py.
+@pytest.mark.slow_variants(r"object")
 def test_a_job_that_is_killed_at_any_step(
     tmp_path: Path, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -753,6 +755,9 @@ def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) ->
         assert ends[-1] == layout.block_count(sizes[number])
 
 
+# Of `make test`: smaller ledgers of each kind.
+@pytest.mark.slow
+@pytest.mark.variant
 @given(st.lists(st.tuples(st.text(max_size=2), st.none() | st.integers(1, 3)), max_size=50))
 def test_facts_in_little_memory(changes: list[tuple[str, int | None]]) -> None:
     """They are those of a dictionary, also after growing."""

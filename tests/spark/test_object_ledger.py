@@ -149,6 +149,8 @@ class TestPromises:
             open_ledger(url, writing=False)
         assert Objects(url).names("_state") == []
 
+    # Of `make test`: the same steps on objects in memory.
+    @pytest.mark.slow_variants(r"moto")
     def test_compacting_and_wrapping_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(segments, "MERGED_ROWS", 6)
         with open_ledger(url, writing=True) as ledger, open_ledger(url, writing=False) as reader:
@@ -171,6 +173,8 @@ class TestPromises:
 
 
 class TestClaims:
+    # Of `make test`: the same steps on objects in memory.
+    @pytest.mark.slow_variants(r"moto")
     def test_one_of_many_gets_it(self, url: str) -> None:
         def claim(_: int) -> Ledger | None:
             try:
@@ -248,6 +252,8 @@ class TestClaims:
             # What the paused job left is gone.
             assert len([n for n in Objects(url).names() if n.endswith(".parquet")]) == 2
 
+    # Of `make test`: the same steps on objects in memory.
+    @pytest.mark.slow_variants(r"moto")
     def test_a_change_that_arrives_late(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its revision was removed already, so the write itself succeeds."""
         paused = open_ledger(url, writing=True)
@@ -287,6 +293,8 @@ def _stop_at(step: int, after: bool) -> tuple[Callable[..., Any], Callable[..., 
 
 
 # After a request the bucket is as it is before the next one.
+# Of `make test`: the same steps on objects in memory.
+@pytest.mark.slow_variants(r"moto-False")
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     """One batch on its way, and a compaction: each is whole or was not, and nothing is doubled."""

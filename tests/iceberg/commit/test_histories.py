@@ -23,6 +23,8 @@ histories.main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]
 
 
 # `python tests/histories.py sql FOLDER 1000 SEED` takes longer.
+# Of `make test`: all histories with 48 kills are slow.
+@pytest.mark.slow_variants(r"sql-6")
 @pytest.mark.parametrize(
     ("kind", "kills"),
     [("sql", 6), *(pytest.param(kind, 48, marks=pytest.mark.slow) for kind in ("sql", *OTHERS))],

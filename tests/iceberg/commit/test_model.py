@@ -422,6 +422,8 @@ def _rollback(base: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str
 KEEPERS = ("rotate", "prune", "expire")
 
 
+# Of `make test`: the same writers, whose pointer is swapped.
+@pytest.mark.slow_variants(r"writers1-rest")
 @pytest.mark.parametrize("catalog", ["swap", "rest"])
 @pytest.mark.parametrize("writers", [("append", "append"), ("append", "append b")])
 def test_two_writers_rotation_pruning_and_expiry(catalog: str, writers: tuple[str, str]) -> None:
@@ -432,6 +434,8 @@ def test_two_writers_rotation_pruning_and_expiry(catalog: str, writers: tuple[st
     assert model.conflicts > 900
 
 
+# Of `make test`: the newest KEK, both ways to commit.
+@pytest.mark.slow_variants(r".*-old kek")
 @pytest.mark.parametrize("kek_age_ms", [DAY, KEK_LIFETIME_MS + DAY], ids=["kek", "old kek"])
 @pytest.mark.parametrize("catalog", ["swap", "rest"])
 @pytest.mark.parametrize(

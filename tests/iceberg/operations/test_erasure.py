@@ -126,6 +126,8 @@ MODES: dict[str, dict[str, str]] = {
 }
 
 
+# Of `make test`: the log of metadata files that is deleted, and every format and mode.
+@pytest.mark.slow_variants(r"(gzip|unmerged|short log)")
 @pytest.mark.parametrize("mode", MODES)
 def test_no_file_has_a_deleted_value(catalog: EncryptedCatalog, mode: str) -> None:
     table = filled(catalog, **MODES[mode])
@@ -488,6 +490,8 @@ def at_each(monkeypatch: Any, owner: Any, name: str, do: Callable[[], Any], afte
     monkeypatch.setattr(owner, name, called)
 
 
+# Of `make test`: what another writer does before each step.
+@pytest.mark.slow_variants(r"True-.*")
 @pytest.mark.parametrize(
     "step",
     ["rewrite_data_files", "commit_without_rows", "commit_expiry", "prune_keys"],

@@ -133,6 +133,8 @@ def migrate(
     return table, migration, base.metadata
 
 
+# Of `make test`: each version, partitioned or not, with one of the key sizes.
+@pytest.mark.slow_variants(r"(16-False-1|16-True-2|32-False-2|32-True-1)")
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("partitioned", [False, True])
 @pytest.mark.parametrize("key_size", [16, 32])

@@ -667,6 +667,8 @@ def test_a_failed_commit_does_not_stop_the_search(table: EncryptedTable) -> None
 # -- other storage
 
 
+# Of `make test`: PyArrow's FileIO.
+@pytest.mark.slow_variants(r"fsspec.FsspecFileIO")
 @pytest.mark.parametrize("io_impl", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])
 def test_a_table_on_s3(io_impl: str, tmp_path: Path) -> None:
     boto3 = pytest.importorskip("boto3")

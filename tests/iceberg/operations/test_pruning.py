@@ -149,6 +149,8 @@ def test_each_commit_removes_what_nothing_needs(catalog: EncryptedCatalog) -> No
     check(table, 1, 2, 3, 4, 5)
 
 
+# Of `make test`: each change first and second, over REST and over SQL.
+@pytest.mark.slow_variants(r"sql-.*")
 @pytest.mark.parametrize("text", [None, "", "false", "False", "0"])
 def test_without_the_property_keys_stay(catalog: EncryptedCatalog, text: str | None) -> None:
     table = make(catalog, KEY if text is None else KEY | {PRUNE_ON_COMMIT: text})
@@ -172,6 +174,8 @@ def test_a_property_that_is_neither_is_refused(catalog: EncryptedCatalog) -> Non
     check(table, 0, 1, 2, 3, 4)
 
 
+# Of `make test`: each change first and second, over REST and over SQL.
+@pytest.mark.slow_variants(r"rest")
 def test_thousands_of_keys_as_java_leaves_them(catalog: EncryptedCatalog) -> None:
     table = make(catalog, KEY)
     strew(table, 3000)
@@ -277,6 +281,10 @@ CHANGES: list[tuple[Callable[[EncryptedTable], object], list[int]]] = [
 ]
 
 
+# Of `make test`: each change first and second, over REST and over SQL.
+@pytest.mark.slow_variants(
+    r"(rest-[0-3]-[01]|sql-[0-3]-[23])", r"(rest-(0-3|1-2|2-3|3-2)|sql-(0-1|1-0|2-1|3-0))"
+)
 @pytest.mark.parametrize("second", range(len(CHANGES)))
 @pytest.mark.parametrize("first", range(len(CHANGES)))
 def test_two_writers_who_both_prune(

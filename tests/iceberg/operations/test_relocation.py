@@ -813,6 +813,8 @@ def s3() -> Iterator[dict[str, str]]:
         }
 
 
+# Of `make test`: to a folder, through both FileIOs; to S3 are the slow ones.
+@pytest.mark.slow_variants(r"pyarrow.PyArrowFileIO")
 @pytest.mark.parametrize(
     "kind",
     ["pyarrow.PyArrowFileIO", pytest.param("fsspec.FsspecFileIO", marks=pytest.mark.slow)],

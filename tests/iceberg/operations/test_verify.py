@@ -178,6 +178,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
 }
 
 
+@pytest.mark.slow_variants(
+    r"(parquet_plain|stats)-.*"
+    r"(byte|nothing|header|folder|pipe|Avro|Parquet|noise)(?<!cut by a byte)"
+)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", DAMAGED)
 def test_each_damaged_file_is_found_and_named(name: str, damage: str, tmp_path: Path) -> None:
@@ -293,6 +297,8 @@ PARQUETS: list[dict[str, Any]] = [
 ]
 
 
+# Of `make test`: each damage to files of one table, and two to those of each.
+@pytest.mark.slow_variants(r"how[23]")
 @pytest.mark.parametrize("how", PARQUETS)
 def test_no_byte_of_a_parquet_file_can_be_changed(how: dict[str, Any]) -> None:
     rows = pa.table({"a": range(300), "b": [[i, None] for i in range(300)], "c": [None] * 300})
@@ -829,6 +835,8 @@ def s3() -> Iterator[Any]:
         yield client
 
 
+# Of `make test`: PyArrow's FileIO.
+@pytest.mark.slow_variants(r"fsspec.FsspecFileIO")
 @pytest.mark.parametrize("io_impl", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])
 def test_a_table_on_s3(s3: Any, io_impl: str, tmp_path: Path) -> None:
     if io_impl.startswith("fsspec"):

@@ -125,6 +125,8 @@ def change(table: EncryptedTable, pick: random.Random) -> None:
             transaction.delete(f"id = {some[0]}")
 
 
+# Of `make test`: copy-on-write.
+@pytest.mark.slow_variants(r"4-merge-on-read")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_any_history(

@@ -104,6 +104,9 @@ print(sorted(frame["id"].compute(scheduler="threads")))
 """
 
 
+# Of `make test`: Dask's own processes in filesystem/test_readers.py, and frames within this one.
+@pytest.mark.slow
+@pytest.mark.variant
 def test_a_graph_has_no_key_and_is_read_by_another_process(
     table: EncryptedTable, tmp_path: Path, run_python: RunPython
 ) -> None:

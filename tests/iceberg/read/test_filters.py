@@ -165,6 +165,8 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return open_table(maker.write(), memory_kms())
 
 
+# Of `make test`: each filter over Parquet and over deletes, one over each other table.
+@pytest.mark.slow_variants(r"(?!parquet-|deletes-).*-(?!NOT \(s IN).*")
 @pytest.mark.parametrize(("where", "row_filter"), FILTERS, ids=[f[0] for f in FILTERS])
 def test_nulls_are_what_sql_says(table: Any, where: str, row_filter: Any) -> None:
     assert ids(table, row_filter) == in_sql(ROWS, where)
@@ -260,6 +262,8 @@ DEFAULTS: list[tuple[str, Any, Any, Any, Any]] = [
 ]
 
 
+# Of `make test`: a date and a timestamp with a zone; a long.
+@pytest.mark.slow_variants(r"(time|timestamp|double)")
 @pytest.mark.parametrize(
     ("kind", "default", "same", "less", "more"), DEFAULTS, ids=[d[0] for d in DEFAULTS]
 )

@@ -90,6 +90,8 @@ def properties(s3: Any, kind: str) -> dict[str, str]:
     }
 
 
+# Of `make test`: each table through one of the two FileIOs.
+@pytest.mark.slow_variants(r"(mor_dv-fsspec|parquet_plain-fsspec|stats-pyarrow)")
 @pytest.mark.parametrize("kind", FILE_IO)
 @pytest.mark.parametrize("name", ["mor_dv", "stats", "parquet_plain"])
 def test_a_table_of_java_s_moved_to_s3(s3: Any, kind: str, name: str) -> None:

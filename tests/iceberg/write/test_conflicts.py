@@ -373,6 +373,8 @@ def cases() -> Iterator[Any]:
         yield pytest.param(ours, other, marks=marks, id=f"{ours} after {other}")
 
 
+# Of `make test`: files that are added and removed.
+@pytest.mark.slow_variants(r".* after delete elsewhere-merge-on-read-.*")
 @pytest.mark.parametrize("level", ["serializable", "snapshot"])
 @pytest.mark.parametrize(
     "mode", ["merge-on-read", pytest.param("copy-on-write", marks=pytest.mark.slow)]

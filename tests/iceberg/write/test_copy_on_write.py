@@ -90,6 +90,11 @@ COUNTED = (
 )
 
 
+# Of `make test`: the same changes of a table that is not partitioned.
+@pytest.mark.slow_variants(
+    r"whole-(no row|overwrite a column's values)",
+    r"by v-(no row|nulls|overwrite a column's values)",
+)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_V], ids=["whole", "by v"])
 def test_files_are_what_pyiceberg_leaves(
@@ -560,6 +565,7 @@ def contents_of(table: EncryptedTable) -> dict[int, Any]:
     return state
 
 
+@pytest.mark.slow_variants(r"1-.*")
 @pytest.mark.parametrize("mixed", [False, True], ids=["rewriting", "mixed"])
 @pytest.mark.parametrize(
     "number", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 14))]
