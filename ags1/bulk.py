@@ -71,7 +71,6 @@ def encrypt_file(
     If the file system supports it, the target's whole size is reserved first, so that a full disk
     is an OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
     shutil.SameFileError, OSError with its filename, and Ags1Error if the source changes meanwhile.
-    There are ten parameters: each optional one is a choice by itself, and is given by name.
     """
     if km is None:
         km = KeyMetadata.generate(key_size)
@@ -121,8 +120,7 @@ def decrypt_file(
     and the source's permission bits, less the umask. A pipe, a device or an open file of this
     process is written as a stream, block by block. Arguments as in ``encrypt_file`` and
     ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
-    FileExistsError, shutil.SameFileError and OSError. There are ten parameters, as in
-    ``encrypt_file``.
+    FileExistsError, shutil.SameFileError and OSError.
     """
     with regular_file(source) as (fd, status):
         _refuse_same_file(source, status, target)

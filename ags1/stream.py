@@ -158,8 +158,7 @@ def open(
     after the written bytes.
 
     With ``threads`` above 1, background threads decrypt ahead of the reader or encrypt behind the
-    writer. There are fourteen parameters, because one function reads and writes bytes and text, as
-    ``gzip.open`` does. Each optional one is a choice by itself, and is given by name.
+    writer.
     """
     if not isinstance(mode, str):
         raise TypeError(f"mode must be a str, not {type(mode).__name__}")

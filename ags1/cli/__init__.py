@@ -11,8 +11,7 @@ Imports point down this list, and ``make lint`` checks it:
 
 ``commands`` has a subpackage's commands; ``spark`` and ``table`` name their other modules of
 commands. Commands import PyIceberg, Arrow, PySpark, fastavro and KMSs within their functions: help
-has to be quick, and they are optional. A command has a parameter for each option, so some have
-more than eight.
+has to be quick, and they are optional.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     block of ``open``, it gets neither. ``fsspec.open`` closes a file after an exception too, as it
     does with every file system: use a transaction there. An encrypted file cannot be appended to or
     changed in place. Raises KmsConfigurationError for an option that is a secret, and ValueError
-    for one that is not known. There are eight parameters: five are fsspec's.
+    for one that is not known.
     """
 
     protocol = "ags1"

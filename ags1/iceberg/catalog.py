@@ -596,8 +596,6 @@ class EncryptedCatalog(DelegatingCatalog):
         Raises what that raises; CommitFailedException if another writer committed to the table
         meanwhile (run it again: the files that were copied are not copied again);
         TableAlreadyExistsError; NotImplementedError.
-
-        There are ten parameters: each optional one is a choice by itself, and is given by name.
         """
         return move_or_copy(
             self,

@@ -372,8 +372,6 @@ class MaintainedTable(TableSession):
 
         Raises ValueError for a column that the table does not have, ValidationException if another
         writer removed a chosen file meanwhile, and what reading and writing raises.
-
-        There are nine parameters: each optional one is a choice by itself, and is given by name.
         """
         expression = parse_row_filter(row_filter)
         transaction = self.transaction()

@@ -208,8 +208,6 @@ class EncryptedTable(MaintainedTable):
         Raises ValueError if the range or the columns are not valid, or if a snapshot deletes two
         rows with the same identifier. The scan raises what reading raises, and FileNotFoundError if
         a removed file is gone because earlier snapshots were expired.
-
-        There are many parameters, all by name: each is an option of Java's scan or procedure.
         """
 
         def milliseconds(moment: datetime | None) -> int | None:

@@ -127,8 +127,6 @@ class DataFileWriter:
     that are sorted at once; with ``joins_runs``, it has several such runs until it is full, and its
     record does not say that it is sorted. This is a context manager: when its block ends, ``files``
     has the records; if the block raises, no file is left. One thread may use it.
-
-    There are eight parameters: four describe the table, and the rest are given by name.
     """
 
     def __init__(

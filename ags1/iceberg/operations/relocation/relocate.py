@@ -133,8 +133,6 @@ def relocate(
     ``trust_file_size``; FileExistsError if another file is in the way;
     MetadataIntegrityError, TruncatedError, FormatError, AuthenticationError and NotEncryptedError
     if the table is damaged; KmsError; OSError.
-
-    There are nine parameters: each optional one is a choice by itself, and is given by name.
     """
     if not isinstance(table, TableSession):
         raise TypeError(
