@@ -43,7 +43,7 @@ FILES: Story = [
 ]
 FIRST: Story = [("README.md", ["Files", "Tables"])]
 SPARK: Story = [("README.md", ["Files", "Tables", "Spark"])]
-KEYRING: Story = [("docs/keys.md", ["A keyring"])]
+KEYRING: Story = [("docs/keys.md", ["A keyring", "The key of one message"])]
 AWS: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS"])]
 VAULT: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])]
 MANAGER: Story = [("docs/keys.md", ["In Python"])]
@@ -72,7 +72,7 @@ REFERENCE = {
     "tables": ["ags1.iceberg"],
     "spark": ["ags1.spark.jobs", "ags1.spark.tables"],
 }
-MAKE: list[Story] = [[("README.md", ["Two commands"])], [("docs/figures.md", [""])]]
+MAKE: list[Story] = [[("README.md", ["From a checkout"])], [("docs/figures.md", [""])]]
 
 FIXTURE = TESTS / "tables" / "parquet_plain" / "metadata"
 JAVA_S_KMS = {
@@ -137,7 +137,7 @@ OTHERS_MESSAGES = {
 RUN = """
 import json, subprocess, sys
 names = {}
-for language, code in json.load(open("blocks.json")):
+for language, code in json.load(open(sys.argv[1])):
     print("---", code, sep="\\n", file=sys.stderr, flush=True)
     if language == "python":
         exec(compile(code, "a block", "exec"), names)
@@ -178,11 +178,12 @@ def blocks(story: Story) -> list[tuple[str, str]]:
 class Home:
     """The home of a new user, with the command ``ags1`` and no configuration."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.programs = folder / "programs"
-        for name in ("programs", "lake"):
-            (folder / name).mkdir()
+    def __init__(self, place: Path) -> None:
+        self.folder = folder = place / "home"
+        self.programs = place / "programs"
+        self.program = place / "blocks.json"
+        for new in (self.folder, self.programs):
+            new.mkdir()
         kept = {k: v for k, v in python_environment().items() if not k.startswith(("AGS1_", "XDG"))}
         path = [str(self.programs), str(Path(sys.executable).parent), os.defpath]
         self.environment = kept | {
@@ -196,6 +197,8 @@ class Home:
         runnable = [("python", before)]
         for language, written in blocks(story):
             code = re.sub(r"/(srv|data)\b", str(self.folder), written)
+            if code != written:
+                (self.folder / "lake").mkdir(exist_ok=True)
             if language in ("yaml", "ini"):
                 name = re.match(r"# ~/(.+)\n", code)
                 assert name, written
@@ -204,9 +207,9 @@ class Home:
                 runnable.append(("python", f"print({code!r}, file=open({path!r}, 'w'))"))
             elif language in ("sh", "python"):
                 runnable.append((language, code))
-        (self.folder / "blocks.json").write_text(json.dumps(runnable))
+        self.program.write_text(json.dumps(runnable))
         done = subprocess.run(
-            [sys.executable, *program],
+            [sys.executable, *program, str(self.program)],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -366,9 +369,24 @@ def test_make_knows_the_targets(story: Story) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_the_readme_needs_only_a_home() -> None:
+    """A new user's home is empty, and only below it may the user write."""
+    for _, code in blocks(SPARK):
+        assert not re.search(r"""(^|[\s"'=:])/[a-z]""", code), code
+
+
 def test_the_readme_runs(home: Home) -> None:
     pytest.importorskip("sqlalchemy")
+    pytest.importorskip("pandas")
+    assert not list(home.folder.iterdir())
     home.run(FIRST, ["-c", RUN])
+
+
+def test_no_cell_of_the_comparison_is_empty() -> None:
+    for document in ("README.md", "docs/comparison.md"):
+        for row in re.findall(r"^\|.*\|$", (PROJECT / document).read_text(), re.MULTILINE)[1:]:
+            cells = [cell.strip() for cell in row.strip("|").split("|")]
+            assert all(cells[1:]), row
 
 
 @pytest.mark.slow
@@ -489,7 +507,7 @@ def java(home: Home) -> None:
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("story", [SPARK, *map(whole, ON_SPARK)], ids=lambda story: story[0][0])
 def test_a_page_runs_on_spark(home: Home, story: Story) -> None:
-    home.run(story, [str(TESTS / "spark" / "guide_job.py"), "blocks.json"])
+    home.run(story, [str(TESTS / "spark" / "guide_job.py")])
 
 
 @pytest.mark.spark
