@@ -1,14 +1,19 @@
-"""The plots: bars for who does the same work at what speed, lines over block sizes."""
+"""The plots: bars for who does the same work at what speed, lines over block sizes.
+
+python -m bench.plots    draws the README's picture again, from what is in bench/results
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.contenders import ENGINE
 from bench.limits import LIMIT, pieces
-from bench.peers import PycaInto
+from bench.machine import Machine
+from bench.peers import IcebergJava, IcebergRust, PycaInto, TinkStreaming
 from bench.report import Results
 from bench.rounds import Contest, Series
 from bench.subjects import bulk, engine, grid, messages, oneshot, streams
@@ -27,6 +32,14 @@ LIMIT_NAMES = (
     bulk.CAT,
 )
 BAR_HEIGHT = 0.27  # inches
+FRONT = "AES-256 seal"
+# In the README: who else encrypts in blocks that can be read alone, and what people know it as.
+FRONT_NAMES = {
+    ENGINE: "ags1",
+    IcebergJava.name: "Iceberg in Java (Spark)",
+    TinkStreaming.name: "Tink streaming, Python",
+    IcebergRust.name: "iceberg-rust",
+}
 
 Panel = tuple[str, list[Series]]
 
@@ -45,11 +58,47 @@ def write_plots(results: Results, folder: Path) -> list[Path]:
             path = folder / f"{name}.png"
             _bars(path, title, panels, results.machine.caption)
             written.append(path)
+    for contest in results.of(engine.SUBJECT):
+        if contest.name == FRONT and all(name in contest.series for name in FRONT_NAMES):
+            rates = {name: contest.series[name].rate for name in FRONT_NAMES}
+            written.append(_front(folder / "front.png", rates, results.machine.caption))
     if results.of(grid.SUBJECT):
         path = folder / "grid.png"
         _lines(path, results.of(grid.SUBJECT), results.machine.caption)
         written.append(path)
     return written
+
+
+def front_again(results: Path) -> Path:
+    """Draw the README's picture from a ``results.json``, beside it."""
+    document = json.loads(results.read_text())
+    (contest,) = [
+        contest
+        for contest in document["contests"]
+        if (contest["subject"], contest["name"]) == (engine.SUBJECT, FRONT)
+    ]
+    series = {one["name"]: one for one in contest["series"]}
+    rates = {name: series[name]["size"] / series[name]["median"] for name in FRONT_NAMES}
+    return _front(results.with_name("front.png"), rates, Machine(**document["machine"]).caption)
+
+
+def _front(path: Path, rates: dict[str, float], caption: str) -> Path:
+    """Draw a few bars that can be read where a page is 800 pixels wide, or a telephone."""
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(7.6, 2.9))
+    values = [rate / 1e9 for rate in rates.values()]
+    axis.barh(range(len(rates)), values, color=[_colour(name) for name in rates], height=0.66)
+    axis.set_yticks(range(len(rates)), [FRONT_NAMES[name] for name in rates], fontsize=14)
+    axis.invert_yaxis()
+    axis.set_xlim(0, max(values) * 1.2)
+    axis.set_xticks([])
+    axis.spines["bottom"].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    for place, value in enumerate(values):
+        axis.text(value + max(values) * 0.015, place, f"{value:.1f} GB/s", va="center", fontsize=14)
+    title = "Encrypting with AES-256-GCM in blocks of 1 MiB, one thread"
+    _finish(plt, figure, path, title, "\n".join(caption.split(" · ", 1)))
+    return path
 
 
 def _panels(contests: Sequence[Contest]) -> list[Panel]:
@@ -204,3 +253,7 @@ def _colour(name: str) -> str:
 
 def _figure(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    print(front_again(Path(__file__).parent / "results" / "results.json"))

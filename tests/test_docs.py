@@ -33,29 +33,33 @@ DOCUMENTS = [
 ]
 LINKING = [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "bench/README.md", "ags1/spark/README.md"]
 
-# (document, its sections in the order in which a reader follows them) of each story.
-FILES = (
-    "docs/files.md",
-    ["In Python", "From the shell", "With pandas, pyarrow, Polars, DuckDB and Dask"],
-)
-FIRST = ("README.md", ["Files", "Tables"])
-SPARK = ("README.md", ["Files", "Tables", "Spark"])
-KEYRING = ("docs/keys.md", ["A keyring"])
-AWS = ("docs/keys.md", ["A keyring", "Choosing the KMS"])
-VAULT = ("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])
-MANAGER = ("docs/keys.md", ["In Python"])
-TABLES = (
-    "docs/tables.md",
-    [
-        "A catalog",
-        "Writing",
-        "Reading",
-        "From Polars, DuckDB and other libraries",
-        "Maintenance",
-        "From the shell",
-    ],
-)
+# A story: (document, its sections) in the order in which a reader follows them.
+Story = list[tuple[str, list[str]]]
+FILES: Story = [
+    (
+        "docs/files.md",
+        ["In Python", "From the shell", "With pandas, pyarrow, Polars, DuckDB and Dask"],
+    )
+]
+FIRST: Story = [("README.md", ["Files", "Tables"])]
+SPARK: Story = [("README.md", ["Files", "Tables", "Spark"])]
+KEYRING: Story = [("docs/keys.md", ["A keyring", "The key of one message"])]
+AWS: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS"])]
+VAULT: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])]
+MANAGER: Story = [("docs/keys.md", ["In Python"])]
+TABLES: Story = [
+    ("docs/tables.md", ["A catalog", "Writing", "Reading"]),
+    ("docs/tables/changes.md", [""]),
+    ("docs/tables/types.md", [""]),
+    ("docs/tables.md", ["Without a catalog"]),
+    ("docs/tables/libraries.md", ["", "Polars", "Dask and Ray"]),
+    ("docs/tables/maintenance.md", ["", "Encrypted statistics"]),
+    ("docs/tables/erasing.md", [""]),
+    ("docs/tables.md", ["From the shell"]),
+]
 STORIES = [FILES, FIRST, SPARK, KEYRING, AWS, VAULT, MANAGER, TABLES]
+# ``spark/test_guide.py`` runs these.
+OF_SPARK_S_GUIDE = "docs/spark/"
 # Pages that run from the first block to the last.
 WHOLE = [name for name in DOCUMENTS if name.startswith(("docs/start/", "docs/how-to/"))]
 ON_SPARK = ["docs/start/spark.md"]
@@ -68,7 +72,7 @@ REFERENCE = {
     "tables": ["ags1.iceberg"],
     "spark": ["ags1.spark.jobs", "ags1.spark.tables"],
 }
-MAKE = [("README.md", ["Two commands"]), ("docs/figures.md", [""])]
+MAKE: list[Story] = [[("README.md", ["From a checkout"])], [("docs/figures.md", [""])]]
 
 FIXTURE = TESTS / "tables" / "parquet_plain" / "metadata"
 JAVA_S_KMS = {
@@ -122,11 +126,18 @@ for name in ("db.plain", "db.other"):
     rows = pyarrow.table({"id": [1, 2, 3]})
     inner.create_table(name, rows.schema).append(rows)
 """
+# Not of ``ags1``, in the page of troubleshooting.
+OTHERS_MESSAGES = {
+    "No module named 'ags1'",
+    'Cannot run program "environment/bin/python"',
+    "[PYTHON_VERSION_MISMATCH]",
+    "[DATA_SOURCE_NOT_FOUND]",
+}
 # Python shares its names from block to block.
 RUN = """
 import json, subprocess, sys
 names = {}
-for language, code in json.load(open("blocks.json")):
+for language, code in json.load(open(sys.argv[1])):
     print("---", code, sep="\\n", file=sys.stderr, flush=True)
     if language == "python":
         exec(compile(code, "a block", "exec"), names)
@@ -149,23 +160,30 @@ def sections(document: str) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def whole(document: str) -> tuple[str, list[str]]:
-    return document, list(sections(document))
+def whole(document: str) -> Story:
+    return [(document, list(sections(document)))]
 
 
-def blocks(story: tuple[str, list[str]]) -> list[tuple[str, str]]:
-    document, names = story
-    return [block for name in names for block in sections(document)[name]]
+def blocks(story: Story) -> list[tuple[str, str]]:
+    """Return the languages and codes of a story's blocks, as a test can run them."""
+    found = []
+    for document, names in story:
+        for language, code in [block for name in names for block in sections(document)[name]]:
+            for old, new in REPLACED.get(document, {}).items():
+                code = code.replace(old, new)
+            found.append((language, code))
+    return found
 
 
 class Home:
     """The home of a new user, with the command ``ags1`` and no configuration."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.programs = folder / "programs"
-        for name in ("programs", "lake"):
-            (folder / name).mkdir()
+    def __init__(self, place: Path) -> None:
+        self.folder = folder = place / "home"
+        self.programs = place / "programs"
+        self.program = place / "blocks.json"
+        for new in (self.folder, self.programs):
+            new.mkdir()
         kept = {k: v for k, v in python_environment().items() if not k.startswith(("AGS1_", "XDG"))}
         path = [str(self.programs), str(Path(sys.executable).parent), os.defpath]
         self.environment = kept | {
@@ -174,15 +192,13 @@ class Home:
             "PATH": os.pathsep.join(path),
         }
 
-    def run(self, story: tuple[str, list[str]], program: list[str], before: str = "pass") -> None:
+    def run(self, story: Story, program: list[str], before: str = "pass") -> None:
         """Run a story's blocks by ``program``, after the Python ``before``."""
-        document, _ = story
         runnable = [("python", before)]
-        replaced = dict(REPLACED.get(document, {}))
         for language, written in blocks(story):
             code = re.sub(r"/(srv|data)\b", str(self.folder), written)
-            for old in [old for old in replaced if old in code]:
-                code = code.replace(old, replaced[old])
+            if code != written:
+                (self.folder / "lake").mkdir(exist_ok=True)
             if language in ("yaml", "ini"):
                 name = re.match(r"# ~/(.+)\n", code)
                 assert name, written
@@ -191,9 +207,9 @@ class Home:
                 runnable.append(("python", f"print({code!r}, file=open({path!r}, 'w'))"))
             elif language in ("sh", "python"):
                 runnable.append((language, code))
-        (self.folder / "blocks.json").write_text(json.dumps(runnable))
+        self.program.write_text(json.dumps(runnable))
         done = subprocess.run(
-            [sys.executable, *program],
+            [sys.executable, *program, str(self.program)],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -256,12 +272,28 @@ def test_every_line_of_the_threat_model_names_a_test() -> None:
 
 def test_every_block_belongs_to_a_story() -> None:
     stories = [*STORIES, *MAKE, *map(whole, WHOLE)]
-    told = {(document, name) for document, names in stories for name in names}
+    told = {(document, name) for story in stories for document, names in story for name in names}
     for document in DOCUMENTS:
+        if document.startswith(OF_SPARK_S_GUIDE):
+            continue
         for name, found in sections(document).items():
             languages = {language for language, _ in found} - {"text"}
             assert languages <= {"sh", "python", "yaml", "ini"}, (document, name)
             assert not languages or (document, name) in told, (document, name)
+
+
+def test_messages_that_are_explained_exist() -> None:
+    text = (PROJECT / "docs" / "troubleshooting.md").read_text()
+    rows = re.findall(r"^\| (`.+?`(?: or `.+?`)*)[^|`]* \|", text, re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`(.+?)`", row)]
+    assert len(messages) > 25
+    modules = [path for path in PROJECT.glob("ags1/**/*.py*") if path.suffix in (".py", ".pyx")]
+    source = "".join(path.read_text() for path in modules)
+    # A long message is several strings.
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)
+    for message in set(messages) - OTHERS_MESSAGES:
+        for part in message.split("…"):
+            assert part.strip(" '\"") in joined, message
 
 
 def test_what_is_replaced_is_written() -> None:
@@ -325,8 +357,8 @@ def test_extras_and_targets_that_are_named_exist() -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not on this machine")
-@pytest.mark.parametrize("story", MAKE, ids=lambda story: story[0])
-def test_make_knows_the_targets(story: tuple[str, list[str]]) -> None:
+@pytest.mark.parametrize("story", MAKE, ids=lambda story: story[0][0])
+def test_make_knows_the_targets(story: Story) -> None:
     """They build everything, so make only says what it would do."""
     lines = [line for _, code in blocks(story) for line in code.splitlines()]
     assert lines
@@ -337,9 +369,24 @@ def test_make_knows_the_targets(story: tuple[str, list[str]]) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_the_readme_needs_only_a_home() -> None:
+    """A new user's home is empty, and only below it may the user write."""
+    for _, code in blocks(SPARK):
+        assert not re.search(r"""(^|[\s"'=:])/[a-z]""", code), code
+
+
 def test_the_readme_runs(home: Home) -> None:
     pytest.importorskip("sqlalchemy")
+    pytest.importorskip("pandas")
+    assert not list(home.folder.iterdir())
     home.run(FIRST, ["-c", RUN])
+
+
+def test_no_cell_of_the_comparison_is_empty() -> None:
+    for document in ("README.md", "docs/comparison.md"):
+        for row in re.findall(r"^\|.*\|$", (PROJECT / document).read_text(), re.MULTILINE)[1:]:
+            cells = [cell.strip() for cell in row.strip("|").split("|")]
+            assert all(cells[1:]), row
 
 
 @pytest.mark.slow
@@ -381,7 +428,7 @@ def test_a_tables_keys_open_as_the_page_on_keys_says(home: Home) -> None:
 @pytest.mark.slow
 def test_the_page_on_tables_runs(home: Home) -> None:
     make_key = "import subprocess; subprocess.run(['ags1', 'keygen'], check=True)"
-    home.run(("docs/tables.md", ["A catalog"]), ["-c", RUN], make_key)
+    home.run([("docs/tables.md", ["A catalog"])], ["-c", RUN], make_key)
     home.run(TABLES, ["-c", RUN], PLAIN_TABLES)
 
 
@@ -404,7 +451,7 @@ def test_a_page_runs_with_aws(home: Home, aws: str, document: str) -> None:
 @pytest.mark.parametrize("document", WITH_PLAIN_TABLES)
 def test_a_page_runs_on_plain_tables(home: Home, document: str) -> None:
     make_key = "import subprocess; subprocess.run(['ags1', 'keygen'], check=True)"
-    home.run((document, ["Before"]), ["-c", RUN], make_key)
+    home.run([(document, ["Before"])], ["-c", RUN], make_key)
     home.run(whole(document), ["-c", RUN], PLAIN_TABLES)
 
 
@@ -458,9 +505,9 @@ def java(home: Home) -> None:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("java")
-@pytest.mark.parametrize("story", [SPARK, *map(whole, ON_SPARK)], ids=lambda story: story[0])
-def test_a_page_runs_on_spark(home: Home, story: tuple[str, list[str]]) -> None:
-    home.run(story, [str(TESTS / "spark" / "guide_job.py"), "blocks.json"])
+@pytest.mark.parametrize("story", [SPARK, *map(whole, ON_SPARK)], ids=lambda story: story[0][0])
+def test_a_page_runs_on_spark(home: Home, story: Story) -> None:
+    home.run(story, [str(TESTS / "spark" / "guide_job.py")])
 
 
 @pytest.mark.spark

@@ -22,11 +22,13 @@ from .tink_streaming import TinkStreaming
 __all__ = [
     "ALL_PEERS",
     "IcebergJava",
+    "IcebergRust",
     "Peer",
     "PeerError",
     "PycaInto",
     "PycaJoined",
     "PycaNaive",
+    "TinkStreaming",
 ]
 
 
