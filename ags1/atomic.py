@@ -1,7 +1,7 @@
 """Output files that appear whole or not at all: bytes go to a file without a name in the target's
 folder, and ``commit`` gives it the final name in one step. After an error, or a crash before that
-step, the target is as it was, and nothing else is left. Where the system has no such files, it is a
-temporary file, and a crash leaves that. Knows nothing of AGS1."""
+step, the target is as it was, and nothing else is left. Where the system has no such files, or
+gives them no names, it is a temporary file, and a crash leaves that. Knows nothing of AGS1."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import warnings
 from typing import Any
@@ -19,6 +20,10 @@ from .descriptors import is_stream
 _PERMISSIONS = 0o777
 # Linux, and only some of its file systems.
 _NAMELESS = getattr(os, "O_TMPFILE", None)
+# What a policy, a container or a file system answers that gives such a file no name.
+_NO_NAME = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOENT}
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_COPIED_AT_ONCE = 1 << 20
 _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
 
 
@@ -36,6 +41,7 @@ class AtomicFile:
     published = True  # there is nothing to discard yet
     fd = -1
     _discarded = False
+    _status: os.stat_result | None = None  # of the finished file
 
     def __init__(
         self,
@@ -70,7 +76,6 @@ class AtomicFile:
                 self._kept_mode = existing.st_mode & _PERMISSIONS
                 mode = 0o600
         self.temporary = temporary_path(self._path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.published = False
         # The kernel applies the umask; to ask for it would be to set it for all threads.
         mode = 0o666 if mode is None else mode & _PERMISSIONS
@@ -78,26 +83,25 @@ class AtomicFile:
         self._has_name = self.fd < 0
         if self._has_name:
             try:
-                self.fd = os.open(self.temporary, flags, mode)
+                self.fd = os.open(self.temporary, _NEW, mode)
             except OSError as error:
                 raise named(error, self.name) from None
 
     def commit(self) -> None:
         """Give the file its final name. Raises OSError; the file is then removed. Once the file has
         its name it stays: if the folder cannot be synced, there is a RuntimeWarning."""
-        status = None
         try:
             if self._kept_mode is not None:
                 os.fchmod(self.fd, self._kept_mode)
             if self._durable:
                 sync(self.fd)
-            status = os.fstat(self.fd)
+            self._status = os.fstat(self.fd)
             self._publish()
             self.published = True
         except BaseException as error:
             # The file may have its name already, for example after Ctrl-C. If it replaced another,
             # it stays; otherwise it is removed.
-            self.published = _is_file(self._path, status)
+            self.published = _is_file(self._path, self._status)
             if self.published and not self._overwrite:
                 os.unlink(self._path)
                 self.published = False
@@ -107,26 +111,46 @@ class AtomicFile:
             raise
 
     def _publish(self) -> None:
-        if not (self._has_name or self._replaces):
-            try:
-                self._finish(self._path)
-            except FileExistsError:
-                if not self._overwrite:
-                    raise
-            else:
-                if self._durable:
-                    _sync_name(self._path)
-                return
-        self._finish(self.temporary)
-        publish(self.temporary, self._path, overwrite=self._overwrite, durable=self._durable)
+        try:
+            name = self._finish(self.temporary if self._replaces else self._path)
+        except FileExistsError:
+            if not self._overwrite:
+                raise
+            name = self._finish(self.temporary)
+        if name == self.temporary:
+            publish(name, self._path, overwrite=self._overwrite, durable=self._durable)
+        elif self._durable:
+            _sync_name(name)
 
-    def _finish(self, path: str) -> None:
-        """Close the file. If it has no name yet, it gets ``path``, unless that exists."""
+    def _finish(self, path: str) -> str:
+        """Close the file and return its name: ``temporary``, or ``path`` if it had none. Raises
+        FileExistsError if that exists."""
         if not self._has_name:
-            # With a descriptor, os.link follows the link in /proc.
-            os.link(f"/proc/self/fd/{self.fd}", path, src_dir_fd=self.fd)
+            try:
+                # With a descriptor, os.link follows the link in /proc.
+                os.link(f"/proc/self/fd/{self.fd}", path, src_dir_fd=self.fd)
+            except OSError as error:
+                if error.errno not in _NO_NAME:
+                    raise
+                self._copy_to_temporary()
         fd, self.fd = self.fd, -1
         os.close(fd)
+        return self.temporary if self._has_name else path
+
+    def _copy_to_temporary(self) -> None:
+        """Copy a file that may not get a name. The process makes no more such files."""
+        global _NAMELESS
+        mode = os.fstat(self.fd).st_mode & _PERMISSIONS
+        nameless, self.fd = self.fd, os.open(self.temporary, _NEW, 0o600)
+        with open(nameless, "rb") as source, open(self.fd, "wb", closefd=False) as copy:
+            source.seek(0)
+            shutil.copyfileobj(source, copy, _COPIED_AT_ONCE)
+        os.fchmod(self.fd, mode)
+        if self._durable:
+            sync(self.fd)
+        self._status = os.fstat(self.fd)
+        self._has_name = True
+        _NAMELESS = None
 
     def discard(self) -> None:
         """Remove the file. Does nothing after ``commit``, or to a name in a forked child."""
