@@ -143,6 +143,9 @@ lint: native $(VENV)/.with-lint
 	ruff format --check .
 	cython-lint ags1 include
 	mypy
+	@# The program of a user, alone: with it, mypy would find the modules of tests/.
+	mypy tests/iceberg/test_types.py
+	basedpyright
 	lint-imports --no-cache
 
 # The wheel is built from the source distribution, so that both are known to be whole.

@@ -4,6 +4,7 @@ nothing of AGS1."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -11,7 +12,7 @@ import re
 import select
 import stat
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -62,6 +63,14 @@ def write_standard_output_whole() -> None:
                 line_buffering=stream.line_buffering or stream.write_through,
             )
             setattr(sys, attribute, text)
+
+
+def forget_output(stream: TextIO | None = None) -> None:
+    """Standard output, or ``stream``, has failed: let Python's last flush of it succeed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, (stream or sys.stdout).fileno())
+        os.close(nowhere)
 
 
 def own_descriptor(path: Path) -> int | None:

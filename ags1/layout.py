@@ -94,9 +94,3 @@ def plaintext_size(encrypted_size: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
 def block_offset(number: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
     """Return where in the file block ``number`` begins (its nonce)."""
     return HEADER_SIZE + number * (block_size + BLOCK_OVERHEAD)
-
-
-def block_aad(aad_prefix: bytes | None, number: int) -> bytes:
-    """Return the additional authenticated data of block ``number``. No prefix and an empty prefix
-    give the same AAD: the four number bytes alone."""
-    return (aad_prefix or b"") + number.to_bytes(4, "little", signed=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 import click
 
 from ..descriptors import STDOUT as STDOUT
+from ..descriptors import forget_output as forget_output
 from ..descriptors import open_stream
 from .exits import Exit, ReaderGoneError, one_line
 
@@ -181,14 +182,6 @@ def warnings_as_lines(*, quiet: bool) -> Iterator[None]:
             yield
     finally:
         logger.removeHandler(handler)
-
-
-def forget_output(stream: TextIO | None = None) -> None:
-    """Standard output, or ``stream``, has failed: let Python's last flush of it succeed."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, (stream or sys.stdout).fileno())
-        os.close(nowhere)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import PY_CATALOG_IMPL, Catalog
@@ -23,7 +23,7 @@ from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
+from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import (
@@ -64,7 +64,7 @@ from .read.metadata import is_plaintext_with_key_id, not_encrypted, table_key_id
 from .spec.shape import check_evolution
 from .storage.output import TableOutput
 from .storage.trust import Trust
-from .table import EncryptedTable, kms_client
+from .table import EncryptedTable, OpenedTable, kms_client
 from .transaction import EncryptedCreateTransaction
 from .write.arrow_input import arrow_schema
 
@@ -193,7 +193,7 @@ class EncryptedCatalog(DelegatingCatalog):
         expected_metadata_sha256: str | None = None,
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool | None = None,
-    ) -> Table:
+    ) -> OpenedTable:
         """Return an ``EncryptedTable`` if the table is encrypted, else PyIceberg's ``Table``.
 
         The arguments after ``identifier`` are those of ``open_table``. If Hive, Glue or DynamoDB
@@ -219,7 +219,7 @@ class EncryptedCatalog(DelegatingCatalog):
         base: Base,
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool | None = None,
-    ) -> Table:
+    ) -> OpenedTable:
         """Return the table if its key is an expected one."""
         if require_encrypted is None:
             require_encrypted = self.require_encrypted
@@ -283,7 +283,7 @@ class EncryptedCatalog(DelegatingCatalog):
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
-    ) -> Table:
+    ) -> OpenedTable:
         """Create a table. It is encrypted if ``properties`` has ``encryption.key-id``.
 
         ``schema`` may be any object that exports an Arrow schema or Arrow data, such as a data
@@ -308,7 +308,7 @@ class EncryptedCatalog(DelegatingCatalog):
         place, updates = self._new_table(*wanted)
         return self._created(identifier, place, updates, TableOutput(place.io(self.inner)))
 
-    def create_table_transaction(
+    def create_table_if_not_exists(
         self,
         identifier: str | Identifier,
         schema: Schema | pa.Schema | ArrowSchemaProducer | ArrowRows,
@@ -316,7 +316,21 @@ class EncryptedCatalog(DelegatingCatalog):
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
-    ) -> CreateTableTransaction:
+    ) -> OpenedTable:
+        """Create a table, or load the one that exists. Raises as the two methods do."""
+        return super().create_table_if_not_exists(
+            identifier, schema, location, partition_spec, sort_order, properties
+        )
+
+    def create_table_transaction(  # type: ignore[override]
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema | ArrowSchemaProducer | ArrowRows,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> EncryptedCreateTransaction | Any:
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
         # The parameters of both methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
@@ -334,8 +348,7 @@ class EncryptedCatalog(DelegatingCatalog):
         def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
             table.switch_to(self._created(identifier, place, updates, output).version, base)
 
-        transaction = EncryptedCreateTransaction(table, updates, create)
-        return cast("CreateTableTransaction", transaction)
+        return EncryptedCreateTransaction(table, updates, create)
 
     def _is_encrypted(
         self, identifier: str | Identifier, properties: Properties, location: str | None
@@ -432,7 +445,7 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
-    ) -> Table:
+    ) -> OpenedTable:
         """Register the metadata.json at ``metadata_location`` as a table of this catalog. Raises as
         ``load_table``; unless this is a REST catalog, it does so before the table is registered."""
         name = self.identifier_to_tuple(identifier)
@@ -454,7 +467,7 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def rename_table(
         self, from_identifier: str | Identifier, to_identifier: str | Identifier
-    ) -> Table:
+    ) -> OpenedTable:
         """Rename a table. Raises as ``load_table``. Unless the catalog is a REST catalog, metadata
         is refused before the table is renamed."""
         # If the table does not exist, the inner catalog raises its own error below.

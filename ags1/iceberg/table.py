@@ -10,15 +10,13 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import load_file_io
 from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
-from pyiceberg.table.inspect import InspectTable
-from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import TableRequirement, TableUpdate
@@ -44,6 +42,7 @@ from .read.polars_source import scan_polars
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec.column_types import as_stored, readable
 from .spec.constants import MAIN_BRANCH
+from .storage.metadata_files import absolute, find_metadata, moved_to
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 
@@ -51,8 +50,14 @@ if TYPE_CHECKING:
     import polars
 
 
+# What is returned for a table that may be unencrypted, which is then PyIceberg's own ``Table``.
+# With ``Any`` for that, type checkers accept the methods of ``EncryptedTable`` without a cast, and
+# ``isinstance`` tells the two apart.
+OpenedTable: TypeAlias = "EncryptedTable | Any"
+
+
 def open_table(
-    metadata_json_location: str,
+    location: str,
     kms: KmsClient | Mapping[str, str] | None = None,
     location_map: Mapping[str, str] | None = None,
     *,
@@ -61,12 +66,19 @@ def open_table(
     require_encrypted: bool = False,
     trust_file_size: bool = False,
     properties: Properties | None = None,
-) -> Table:
-    """Open a table from its metadata.json, without a catalog.
+) -> OpenedTable:
+    """Open a table without a catalog. Return an ``EncryptedTable`` if it is encrypted, else
+    PyIceberg's ``Table``.
+
+    ``location`` is that of a metadata.json, or of the table's folder. In a folder, the newest
+    metadata.json is read: the one that ``version-hint.text`` names, or else the one with the
+    highest number; two with that number are refused. ``refresh`` looks for it again. Whoever can
+    write to the folder can put an older version there.
 
     ``kms`` is a KMS client, or Iceberg's properties of one (``encryption.kms-type``, …). It is None
     for a table that is not encrypted. ``location_map`` says where a moved table is:
-    ``{prefix in the metadata: prefix now}``. ``properties`` are those of PyIceberg's FileIO.
+    ``{prefix in the metadata: prefix now}``. By default, the table is in the folder that was given.
+    ``properties`` are those of PyIceberg's FileIO.
 
     Others may be able to replace the metadata.json. So pass what you know of the table:
     ``expected_key_id`` is its master key, ``expected_metadata_sha256`` is the SHA-256 of the file
@@ -79,25 +91,28 @@ def open_table(
     ``require_encrypted`` is given; MetadataIntegrityError if the metadata is not the expected one,
     or if it names code to run or a server to ask that ``properties`` do not name; KeyMetadataError
     if the KMS would also unwrap with another user's key (AWS, GCP) and neither the key ID nor the
-    SHA-256 is given; KmsConfigurationError; FileNotFoundError.
+    SHA-256 is given; KmsConfigurationError; FileNotFoundError; OSError for a folder in a storage
+    that cannot list files.
     """
-    io = load_file_io(dict(properties or {}), metadata_json_location)
+    location = absolute(location)
+    identifier = ("static-table", location)
+    io = load_file_io(dict(properties or {}), location)
+    location, folder = find_metadata(io, location)
     trust = Trust(expected_key_id, expected_metadata_sha256)
-    metadata = read_metadata(io, metadata_json_location, trust)
-    refuse_redirection(metadata, properties or {}, metadata_json_location)
-    key_id = table_key_id(metadata, trust, metadata_json_location)
-    identifier = ("static-table", metadata_json_location)
+    metadata = read_metadata(io, location, trust)
+    refuse_redirection(metadata, properties or {}, location)
+    key_id = table_key_id(metadata, trust, location)
     catalog = NoopCatalog("static-table")
     if key_id is None:
         if kms is not None or require_encrypted:
-            raise not_encrypted(metadata, metadata_json_location)
+            raise not_encrypted(metadata, location)
         plain = TableMetadataUtil.parse_obj(metadata)
-        return Table(identifier, plain, metadata_json_location, io, catalog)
+        return Table(identifier, plain, location, io, catalog)
     version = version_of(
-        Base(identifier, metadata, metadata_json_location, trust),
+        Base(identifier, metadata, location, trust),
         io,
         kms_client(kms, key_id),
-        location_map=location_map,
+        location_map=location_map or moved_to(folder, metadata),
         require_encrypted=require_encrypted,
     )
     version.files.trust_file_size = trust_file_size
@@ -230,6 +245,9 @@ class EncryptedTable(MaintainedTable):
             identifier_columns=identifier_columns,
         )
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()},\nencrypted by: [{self.key_id}]"
+
     def __arrow_c_schema__(self) -> object:
         """Return the schema of ``scan()``."""
         return self.scan().__arrow_c_schema__()
@@ -239,7 +257,7 @@ class EncryptedTable(MaintainedTable):
         return self.scan().__arrow_c_stream__(requested_schema)
 
     @property
-    def inspect(self) -> InspectTable:
+    def inspect(self) -> MetadataTables:
         """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks. See
         ``MetadataTables`` for what partition fields they have."""
         schemas = [as_stored(readable(schema, variants=False)) for schema in self.metadata.schemas]
@@ -255,7 +273,7 @@ class EncryptedTable(MaintainedTable):
         return MetadataTables(EncryptedTable(version, self.catalog), entries_of)
 
     @property
-    def maintenance(self) -> MaintenanceTable:
+    def maintenance(self) -> EncryptedMaintenance:
         """PyIceberg's maintenance. Its ``expire_snapshots`` deletes no files; that of this class
         does."""
         return EncryptedMaintenance(self)
@@ -271,12 +289,12 @@ class EncryptedTable(MaintainedTable):
         self.switch_to(fresh.version, before)
         return self
 
-    def _load_again(self) -> Table:
+    def _load_again(self) -> OpenedTable:
         trust = self.version.base.trust
         files = self.files
         if isinstance(self.catalog, NoopCatalog):
             return open_table(
-                self.metadata_location,
+                self._identifier[1],
                 files.keys.kms,
                 files.location_map,
                 expected_key_id=trust.key_id,

@@ -118,6 +118,9 @@ class EncryptedTransaction(BuiltTransaction):
             self._catch_up()
         return self._attempt.view.parsed
 
+    def __enter__(self) -> EncryptedTransaction:
+        return self
+
     def __exit__(self, exctype: type[BaseException] | None, *_: object) -> None:
         if exctype is None:
             self.commit_transaction()

@@ -34,7 +34,6 @@ from iceberg_tables import (
 from table_maker import TableMaker
 
 from ags1 import KeyMetadata
-from ags1.cli.table.opening import newest_metadata
 from ags1.cli.table.rows import json_value
 
 from .test_files import execute, home, run, start, wait_for
@@ -89,6 +88,13 @@ def test_a_folder_is_read_where_it_lies_and_what_is_read_is_told(name: str) -> N
     assert told(table("scan", TABLES / name, "-q")) == []
 
 
+def test_a_folder_in_a_storage_that_cannot_list() -> None:
+    module = "iceberg.storage.test_metadata_files"
+    result = table("scan", TABLES / "stats", "--io-property", f"py-io-impl={module}.BlindIO")
+    said = "BlindIO cannot list the files in this folder: name the metadata.json"
+    assert (result.exit_code, told(result)) == (6, [f"ags1: {TABLES}/stats: {said}"])
+
+
 def test_a_metadata_file_and_a_map(home: Path) -> None:
     arguments = ["--map", f"{JAVA_LOCATION}={TABLES}", "--format", "csv"]
     text = succeed("scan", metadata_file("stats"), *arguments)
@@ -103,37 +109,6 @@ def test_an_older_version_by_its_metadata_file() -> None:
     path = sorted((TABLES / "parquet_plain" / "metadata").glob("*.metadata.json"))[1]
     arguments = ["--map", f"{JAVA_LOCATION}={TABLES}", "--format", "csv", "--columns", "id"]
     assert len(succeed("scan", path, *arguments).splitlines()) == 1 + 1000
-
-
-def test_the_version_hint_decides_and_else_the_highest_number(tmp_path: Path) -> None:
-    from pyiceberg.io import load_file_io
-
-    io = load_file_io({}, str(tmp_path))
-    folder = tmp_path / "t"
-    (folder / "metadata").mkdir(parents=True)
-
-    def make(*names: str) -> None:
-        for name in names:
-            (folder / "metadata" / name).write_text("{}")
-
-    def newest() -> str:
-        return Path(newest_metadata(io, str(folder))).name
-
-    with pytest.raises(FileNotFoundError):
-        newest()
-    make("v1.metadata.json", "v2.metadata.json", "v10.metadata.json", "snap-99-1-x.avro")
-    assert newest() == "v10.metadata.json"
-    (folder / "metadata" / "version-hint.text").write_text("2\n")
-    assert newest() == "v2.metadata.json"
-    (folder / "metadata" / "version-hint.text").write_text("77")
-    assert newest() == "v10.metadata.json"
-    make("00011-aa.metadata.json")
-    assert newest() == "00011-aa.metadata.json"
-    make("00012-aa.gz.metadata.json")
-    assert newest() == "00012-aa.gz.metadata.json"
-    make("00012-bb.metadata.json")
-    with pytest.raises(ValueError, match="2 metadata files have the number 12"):
-        newest()
 
 
 @pytest.fixture

@@ -189,21 +189,6 @@ def test_negative_sizes_are_refused() -> None:
             call(-1, 16)
 
 
-@given(st.none() | st.binary(max_size=40), st.integers(0, 2**31 - 1))
-def test_aad_is_the_prefix_and_the_number(prefix: bytes | None, number: int) -> None:
-    assert layout.block_aad(prefix, number) == (prefix or b"") + struct.pack("<i", number)
-
-
-def test_no_prefix_and_an_empty_one_are_the_same_to_gcm() -> None:
-    assert layout.block_aad(None, 7) == layout.block_aad(b"", 7) == b"\x07\0\0\0"
-
-
-@pytest.mark.parametrize("number", [-(2**31) - 1, 2**31, 2**32])
-def test_numbers_beyond_int32_have_no_aad(number: int) -> None:
-    with pytest.raises(OverflowError):
-        layout.block_aad(b"", number)
-
-
 def test_the_arithmetic_knows_no_io() -> None:
     imported = {line for line in inspect.getsource(layout).splitlines() if "import" in line}
     assert not [line for line in imported if any(w in line for w in (" io", " os", "_gcm"))]

@@ -115,6 +115,26 @@ def test_output_waits_for_its_reader() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list"], ["--output", "json", "list"]], ids=["help", "text", "json"]
+)
+@pytest.mark.usefixtures("table")
+def test_a_full_disk_is_one_line(arguments: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "ags1.iceberg", "--catalog", "prod"]
+    environment = os.environ | python_environment() | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment, text=True
+        )
+    said = done.stderr.splitlines()
+    assert (done.returncode, said[-1]) == (
+        1,
+        "python -m ags1.iceberg: standard output: No space left on device",
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_the_files_are_those_of_the_encrypted_manifests(table: EncryptedTable, run: Run) -> None:
     files = [task.file.file_path for task in table.scan().plan_files()]
     assert len(files) == 2

@@ -4,32 +4,22 @@ able to write the metadata. Knows nothing of what is done with the table."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
-from ...errors import KmsConfigurationError, MetadataIntegrityError
+from ...errors import KmsConfigurationError
 from ..kms.options import KmsOptions
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
     from pyiceberg.table import Table
 
     from ...iceberg import EncryptedCatalog
     from ...kms.client import GeneratedKey, KmsClient
 
 Note = Callable[[str], None]
-
-_METADATA_NAME = re.compile(
-    r"(?:v(?P<version>\d{1,18})|(?P<number>\d{1,18})(?:-[^/]*?)?)"
-    r"(?:\.gz\.metadata\.json|\.metadata\.json(?:\.gz)?)"
-)
 
 
 class NoKms:
@@ -130,19 +120,16 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
 
     from ...iceberg import open_table as open_from_metadata
     from ...iceberg.read.metadata import read_metadata, table_key_id
-    from ...iceberg.storage.locations import without_scheme
+    from ...iceberg.storage.metadata_files import absolute, find_metadata, moved_to
     from ...iceberg.storage.trust import Trust
     from ...kms.client import accepts_foreign_keys
     from ..kms.master_keys import connect, settings_of
 
-    location = options.table if ":" in options.table else os.path.abspath(options.table)
+    location = absolute(options.table)
     io = load_file_io(dict(options.io_properties), location)
-    location_map = dict(options.location_map)
     trust = Trust(options.key_id, options.metadata_sha256)
-    folder = None
-    if not location.endswith((".metadata.json", ".metadata.json.gz")):
-        folder = location.rstrip("/")
-        location = newest_metadata(io, folder)
+    location, folder = find_metadata(io, location)
+    if folder is not None:
         note(f"reading {location}")
     metadata = read_metadata(io, location, trust)
     expected = options.key_id
@@ -159,11 +146,11 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
                         "with this KMS, the metadata may name another user's master key: name the "
                         "table's with --key, AGS1_KMS_KEY, or key in the configuration"
                     )
-    stated = str(metadata.get("location") or "").rstrip("/")
-    is_elsewhere = folder is not None and without_scheme(stated) != without_scheme(folder)
-    if folder is not None and stated and is_elsewhere and not location_map:
-        location_map[stated] = folder
-        note(f"the table was moved here from {stated}")
+    location_map = options.location_map
+    if not location_map:
+        location_map = moved_to(folder, metadata)
+        for stated in location_map:
+            note(f"the table was moved here from {stated}")
     return open_from_metadata(
         location,
         kms,
@@ -173,38 +160,3 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
         require_encrypted=require_encrypted,
         properties=dict(options.io_properties),
     )
-
-
-def newest_metadata(io: FileIO, folder: str) -> str:
-    """Return the location of the newest metadata file of the table in ``folder``: the one that
-    ``version-hint.text`` names, or else the one with the highest number. Raises FileNotFoundError,
-    and MetadataIntegrityError when two have that number."""
-    from ...iceberg.storage.listing import list_files
-
-    files = list_files(io, f"{folder}/metadata")
-    if files is None:
-        said = f"{type(io).__name__} cannot list the files of {folder}: name the metadata.json"
-        raise click.UsageError(said)
-    hint, numbered = None, []
-    for location in files:
-        name = location.rpartition("/")[2]
-        if name == "version-hint.text":
-            hint = location
-        elif match := _METADATA_NAME.fullmatch(name):
-            numbered.append((int(match["version"] or match["number"]), location))
-    if hint is not None:
-        with contextlib.closing(io.new_input(hint).open()) as stream:
-            version = stream.read(1 << 10).decode("utf-8", "replace").strip()
-        names = (version, f"v{version}.metadata.json", f"{version}.metadata.json")
-        for _, location in numbered:
-            if location.rpartition("/")[2] in names:
-                return location
-    if not numbered:
-        said = "there is no metadata.json in its folder 'metadata': name a table's folder"
-        raise FileNotFoundError(errno.ENOENT, said, folder)
-    highest = max(number for number, _ in numbered)
-    newest = [location for number, location in numbered if number == highest]
-    if len(newest) > 1:
-        said = f"{len(newest)} metadata files have the number {highest}: name the one to read"
-        raise MetadataIntegrityError(said, file=folder)
-    return newest[0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from ...descriptors import write_standard_output_whole
+from ...descriptors import STDERR, forget_output, write_standard_output_whole
 
 
 def run_commands(load_catalog: Callable[..., Any], program: str) -> None:
@@ -17,4 +18,12 @@ def run_commands(load_catalog: Callable[..., Any], program: str) -> None:
 
     console.load_catalog = load_catalog  # type: ignore[attr-defined]
     write_standard_output_whole()
-    console.run(prog_name=program)
+    try:
+        try:
+            console.run(prog_name=program)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:  # PyIceberg could not print
+        forget_output(sys.stderr if error.filename == STDERR else None)
+        sys.exit(f"{program}: {error.filename}: {error.strerror}")

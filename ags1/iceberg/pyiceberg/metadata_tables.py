@@ -13,8 +13,9 @@ from uuid import UUID
 
 import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import ManifestEntry
+from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import ALWAYS_TRUE, Table
@@ -44,6 +45,17 @@ class MetadataTables(InspectTable):
     def entries(self, snapshot_id: int | None = None) -> pa.Table:
         """Return the manifest entries of a snapshot, as PyIceberg."""
         return self._with_uuids(super().entries(snapshot_id))
+
+    def all_entries(self) -> pa.Table:
+        """Return the entries of the manifests of all snapshots, in the columns of ``entries``. As
+        in Java, each manifest is read once. PyIceberg 0.12 lacks this table."""
+        everything: Any = _AllSnapshots(self.tbl.snapshots())
+        return self.entries(everything)
+
+    def _get_snapshot(self, snapshot_id: Any = None) -> Any:
+        if isinstance(snapshot_id, _AllSnapshots):
+            return snapshot_id
+        return super()._get_snapshot(snapshot_id)
 
     def partitions(
         self,
@@ -80,6 +92,17 @@ class MetadataTables(InspectTable):
         metadata = self.tbl.metadata
         assert isinstance(metadata, InspectedMetadata)
         return table.cast(pa.schema([metadata.with_uuids(field) for field in table.schema]))
+
+
+class _AllSnapshots:
+    """The manifests of several snapshots, as those of one."""
+
+    def __init__(self, snapshots: list[Snapshot]) -> None:
+        self._snapshots = snapshots
+
+    def manifests(self, io: FileIO) -> list[ManifestFile]:
+        manifests = (manifest for each in self._snapshots for manifest in each.manifests(io))
+        return list({manifest.manifest_path: manifest for manifest in manifests}.values())
 
 
 _COUNTS = (

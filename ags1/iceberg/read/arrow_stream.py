@@ -6,14 +6,27 @@ does not know the consumers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from ..pyiceberg.arrow import arrow_schema
+from .shown import Shown
+
+_SHOWN = """
+    snapshot_id from_snapshot_id to_snapshot_id from_timestamp_ms to_timestamp_ms
+    selected_fields row_filter limit net_changes compute_updates
+""".split()
 
 
-class ArrowStream:
+class ArrowStream(Shown):
     """Exports the rows of a scan as a stream of Arrow batches."""
+
+    def shown_facts(self) -> dict[str, Any]:
+        """Return what the scan was asked for."""
+        facts = {name: vars(self).get(name) for name in _SHOWN}
+        return {name: value for name, value in facts.items() if value not in (None, False)}
 
     def projection(self) -> Schema:
         """Return the columns of the rows."""

@@ -425,6 +425,27 @@ def test_inspecting_a_table_with_all_kinds_of_deletes(tmp_path: Path) -> None:
     assert inspect.entries().num_rows == 5
 
 
+def test_all_entries_are_those_of_each_manifest_once(catalog: Any) -> None:
+    properties = {"encryption.key-id": "keyA"}
+    table = catalog.create_table("db.t", pa.schema([("id", pa.int64())]), properties=properties)
+    assert table.inspect.all_entries().num_rows == 0
+    for number in range(3):
+        table.append(pa.table({"id": [number, number + 10]}))
+    table.delete("id = 1")  # a deletion vector
+    table.delete("id = 0 or id = 10")  # a whole file, whose entry says DELETED
+    inspect = table.inspect
+    found = inspect.all_entries()
+    assert found.schema == inspect.entries().schema
+    manifests = {row["path"]: row for row in inspect.all_manifests().to_pylist()}
+    counts = [n for row in manifests.values() for name, n in row.items() if "files_count" in name]
+    assert found.num_rows == sum(counts)
+    of_snapshots = [
+        row for s in table.snapshots() for row in inspect.entries(s.snapshot_id).to_pylist()
+    ]
+    assert set(map(repr, found.to_pylist())) == set(map(repr, of_snapshots))
+    assert {0, 1, 2} >= set(found["status"].to_pylist()) >= {1, 2}
+
+
 def test_a_limit_counts_in_every_method(tmp_path: Path) -> None:
     maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
     files = [maker.add_parquet(rows(*range(n, n + 5))) for n in (0, 5, 10)]

@@ -109,8 +109,8 @@ class BranchHealth:
     most_files: int
 
 
-@dataclass(frozen=True, slots=True)
-class TableHealth:
+@dataclass(frozen=True, slots=True, repr=False)
+class TableHealth(verify.ShownResult):
     """The result of ``examine_table``. ``key_id`` is the table's master key; None if the table is
     not encrypted. ``left_out`` are the checks that could not be done."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -23,6 +23,7 @@ from ....errors import (
     NotEncryptedError,
     TruncatedError,
 )
+from ...read.shown import Shown
 
 
 class Severity(str, Enum):
@@ -57,6 +58,8 @@ SEVERITIES: Mapping[str, Severity] = (
 
 # The maximum number of findings of one kind to keep. A folder may have a million unknown files.
 MAX_FINDINGS = 10_000
+# Of all kinds, in a notebook.
+MAX_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,24 @@ class Finding:
         return {**asdict(self), "severity": self.severity.value, "snapshot_ids": ids}
 
 
-@dataclass(frozen=True, slots=True)
-class TableVerification:
+class ShownResult(Shown):
+    """A result with findings: ``repr`` counts them, and a notebook shows the first of them."""
+
+    __slots__ = ()
+
+    def shown_facts(self: Any) -> dict[str, Any]:
+        """Return what was looked at, and how many findings of each severity there are."""
+        facts = {name: getattr(self, name) for name in ("metadata_location", "key_id", "ok")}
+        return facts | {f"{severity.value}s": self.count(severity) for severity in Severity}
+
+    def shown_lines(self: Any) -> list[tuple[str, ...]]:
+        """Return the findings."""
+        shown = self.findings[:MAX_SHOWN]
+        return [(finding.severity.value, finding.kind, finding.message) for finding in shown]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TableVerification(ShownResult):
     """The result of ``verify_table``.
 
     The numbers count each file once, even if several snapshots share it. ``verified_size`` is the
@@ -105,7 +124,7 @@ class TableVerification:
     exposed_current_files: int
     verified_size: int
     seconds: float
-    findings: tuple[Finding, ...] = field(repr=False)
+    findings: tuple[Finding, ...]
     finding_counts: Mapping[str, int]
 
     @property

@@ -1,0 +1,78 @@
+"""Finds the current metadata.json of a table in its folder, as Java's HadoopTables does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from typing import Any
+
+from pyiceberg.io import FileIO
+
+from ...errors import MetadataIntegrityError
+from .listing import list_files
+from .locations import without_scheme
+
+_ENDINGS = (".json", ".json.gz")
+_NAME = re.compile(
+    r"(?:v(?P<version>\d{1,18})|(?P<number>\d{1,18})(?:-[^/]*?)?)"
+    r"(?:\.gz\.metadata\.json|\.metadata\.json(?:\.gz)?)"
+)
+
+
+def absolute(location: str) -> str:
+    """Return a location, and the whole path of a local file."""
+    return location if ":" in location else os.path.abspath(location)
+
+
+def find_metadata(io: FileIO, location: str) -> tuple[str, str | None]:
+    """Return the location of a metadata.json, and the table's folder if ``location`` is one; else
+    None. Raises as ``newest_metadata``."""
+    if location.endswith(_ENDINGS):
+        return location, None
+    folder = location.rstrip("/")
+    return newest_metadata(io, folder), folder
+
+
+def moved_to(folder: str | None, metadata: dict[str, Any]) -> dict[str, str]:
+    """Return the location map of a table whose metadata.json was found in ``folder``. It is empty
+    if the metadata has the same location."""
+    stated = str(metadata.get("location") or "").rstrip("/")
+    if folder is None or not stated or without_scheme(stated) == without_scheme(folder):
+        return {}
+    return {stated: folder}
+
+
+def newest_metadata(io: FileIO, folder: str) -> str:
+    """Return the location of the newest metadata file of the table in ``folder``: the one that
+    ``version-hint.text`` names, or else the one with the highest number. Raises OSError if the
+    storage cannot list files, FileNotFoundError if there is no such file, and
+    MetadataIntegrityError if two have that number."""
+    files = list_files(io, f"{folder}/metadata")
+    if files is None:
+        said = f"{type(io).__name__} cannot list the files in this folder: name the metadata.json"
+        raise OSError(errno.ENOTSUP, said, folder)
+    hint, numbered = None, []
+    for location in files:
+        name = location.rpartition("/")[2]
+        if name == "version-hint.text":
+            hint = location
+        elif match := _NAME.fullmatch(name):
+            numbered.append((int(match["version"] or match["number"]), location))
+    if hint is not None:
+        with contextlib.closing(io.new_input(hint).open()) as stream:
+            version = stream.read(1 << 10).decode("utf-8", "replace").strip()
+        names = (version, f"v{version}.metadata.json", f"{version}.metadata.json")
+        for _, location in numbered:
+            if location.rpartition("/")[2] in names:
+                return location
+    if not numbered:
+        said = "there is no metadata.json in its folder 'metadata': name a table's folder"
+        raise FileNotFoundError(errno.ENOENT, said, folder)
+    highest = max(number for number, _ in numbered)
+    newest = [location for number, location in numbered if number == highest]
+    if len(newest) > 1:
+        said = f"{len(newest)} metadata files have the number {highest}: name the one to read"
+        raise MetadataIntegrityError(said, file=folder)
+    return newest[0]
