@@ -61,7 +61,8 @@ STORIES = [FILES, FIRST, SPARK, KEYRING, AWS, VAULT, MANAGER, TABLES]
 # ``spark/test_guide.py`` runs these.
 OF_SPARK_S_GUIDE = "docs/spark/"
 # Pages that run from the first block to the last.
-WHOLE = [name for name in DOCUMENTS if name.startswith(("docs/start/", "docs/how-to/"))]
+LOGGING = "docs/logging.md"
+WHOLE = [name for name in DOCUMENTS if name.startswith(("docs/start/", "docs/how-to/", LOGGING))]
 ON_SPARK = ["docs/start/spark.md"]
 WITH_AWS = ["docs/how-to/move-kms.md"]
 WITH_PLAIN_TABLES = ["docs/how-to/migrate.md"]
@@ -132,6 +133,8 @@ OTHERS_MESSAGES = {
     'Cannot run program "environment/bin/python"',
     "[PYTHON_VERSION_MISMATCH]",
     "[DATA_SOURCE_NOT_FOUND]",
+    "No schema found in Avro file headers",
+    "Cannot decrypt manifest list",
 }
 # Python shares its names from block to block.
 RUN = """
@@ -284,16 +287,43 @@ def test_every_block_belongs_to_a_story() -> None:
 
 def test_messages_that_are_explained_exist() -> None:
     text = (PROJECT / "docs" / "troubleshooting.md").read_text()
-    rows = re.findall(r"^\| (`.+?`(?: or `.+?`)*)[^|`]* \|", text, re.MULTILINE)
-    messages = [message for row in rows for message in re.findall(r"`(.+?)`", row)]
-    assert len(messages) > 25
+    rows = re.findall(r"^\| `(.+?)`[^|`]* \|", text, re.MULTILINE)
+    assert len(rows) > 70
+    assert len(rows) == len(set(rows))
     modules = [path for path in PROJECT.glob("ags1/**/*.py*") if path.suffix in (".py", ".pyx")]
-    source = "".join(path.read_text() for path in modules)
+    source = "".join(path.read_text() for path in [*modules, PROJECT / "build_openssl.py"])
     # A long message is several strings.
     joined = re.sub(r'"\s*\n\s*f?"', "", source)
-    for message in set(messages) - OTHERS_MESSAGES:
-        for part in message.split("…"):
-            assert part.strip(" '\"") in joined, message
+    ours = set(rows) - OTHERS_MESSAGES
+    unknown = [row for row in ours if not all(p.strip(" '\"") in joined for p in row.split("…"))]
+    assert unknown == []
+
+
+def test_the_page_on_logging_has_every_logger() -> None:
+    named = re.findall(r"^\| `(ags1\.[\w.]+)` \|", (PROJECT / LOGGING).read_text(), re.MULTILINE)
+    loggers = {
+        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+        for path in PROJECT.glob("ags1/**/*.py")
+        if "= logging.getLogger(__name__)" in path.read_text()
+    }
+    assert set(named) == loggers
+
+
+def test_the_names_of_operations_exist() -> None:
+    """Those of our objects and functions; the reference and ``--help`` have the rest."""
+    iceberg = pytest.importorskip("ags1.iceberg")
+    from ags1.cli.app import app
+
+    text = (PROJECT / "docs" / "operations.md").read_text()
+    objects = {"table": iceberg.EncryptedTable, "catalog": iceberg.EncryptedCatalog}
+    for owner, name in re.findall(r"`(table|catalog)\.(\w+)", text):
+        assert hasattr(objects[owner], name), name
+    commands = re.findall(r"`ags1((?: [a-z][a-z-]*)+)", text)
+    assert len(commands) > 30
+    for line in commands:
+        command = app
+        for word in line.split():
+            command = command.commands[word]  # type: ignore[attr-defined]
 
 
 def test_what_is_replaced_is_written() -> None:
