@@ -67,11 +67,12 @@ def names_kms(properties: Mapping[str, str]) -> bool:
     return any(properties.get(name) for name in (KMS_TYPE, KMS_IMPL, PY_KMS_IMPL))
 
 
-def is_built_in(properties: Mapping[str, str]) -> bool:
-    """Return whether ``properties`` name a built-in client."""
+def built_in_type(properties: Mapping[str, str]) -> str | None:
+    """Return the type of the built-in client that ``properties`` name; None for any other."""
     if impl := properties.get(KMS_IMPL):
-        return impl in _JAVA
-    return properties.get(KMS_TYPE, "").lower() in _BUILT_IN
+        return _JAVA.get(impl)
+    kms_type = properties.get(KMS_TYPE, "").lower()
+    return kms_type if kms_type in _BUILT_IN else None
 
 
 def from_properties(properties: Mapping[str, str]) -> KmsClient:

@@ -8,19 +8,20 @@ a KMS are sent to them (``keys``). Users import these names:
     datasource       the data source "ags1": encrypted files as rows
     iceberg_source   the data source "ags1-iceberg": encrypted tables as rows
     queries          ``read_table`` and ``count``, which this package also exports
+    sql_session      ``session`` and ``configure``, exported too: Spark SQL on encrypted tables
 
 Imports point down these floors only:
 
     tables
-    queries
-    datasource   iceberg_source
+    queries      sql_session
+    datasource   iceberg_source   sql_catalog
                  table_access   a table that each process opens for itself, and wrapped keys
     jobs
     storage      where files lie: mounted folders, S3, other file systems of fsspec
     ledger       what became of each file, and its wrapped key: a folder, or objects
     known_options
     options  keys  paths  splits  workers  stream_failures  registration  arrow_rows  iceberg_api
-    plugin       the jar for Iceberg's Java runtime, which this package exports as ``jar``
+    plugin       the jars for Spark SQL; ``jar`` is exported
 
 This package itself imports neither PySpark nor Arrow, until one of the functions is named that
 need them.
@@ -34,13 +35,17 @@ from .plugin import jar
 
 if TYPE_CHECKING:
     from .queries import count, read_table
+    from .sql_session import configure, session
 
-__all__ = ["count", "jar", "read_table"]
+__all__ = ["configure", "count", "jar", "read_table", "session"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import queries  # PySpark and Arrow are optional
-
-    return getattr(queries, name)
+    # PySpark, PyIceberg and Arrow are optional.
+    if name in ("configure", "session"):
+        from . import sql_session as owner
+    else:
+        from . import queries as owner  # type: ignore[no-redef]
+    return getattr(owner, name)

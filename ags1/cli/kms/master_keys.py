@@ -18,7 +18,7 @@ from ...kms.client import accepts_foreign_keys
 from ...kms.local import check_names
 from ...kms.passphrase import ALLOW_READABLE
 from ...kms.properties import Properties
-from ...kms.registry import KMS_IMPL, KMS_TYPE, check_type, is_built_in
+from ...kms.registry import KMS_IMPL, KMS_TYPE, built_in_type, check_type
 from ...kms.secret import discreet
 from ...kms.settings import KEYRING, LOCAL, PASSPHRASE_FILE, Layer, Settings
 from ..console import print_error
@@ -102,7 +102,7 @@ def client(chosen: Settings) -> KmsClient:
                 passphrase=functools.partial(ask_passphrase, path),
                 allow_readable=Properties(properties).flag(ALLOW_READABLE, default=False),
             )
-        elif is_built_in(properties):
+        elif built_in_type(properties):
             kms = from_properties(properties)
         else:
             with failures_of(chosen.kms_name, "its construction"):

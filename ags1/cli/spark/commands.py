@@ -11,6 +11,7 @@ from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, NewMasterKey
 from ..options import Paths, flag, grouped, no_fsync
+from .catalogs import conf
 from .ledger import ledger as ledger_commands
 from .running import BulkCommand, RunOptions, run, running, selecting
 from .session import kms_config
@@ -230,5 +231,5 @@ def rewrap(reading: _LedgerOptions, target: NewMasterKey, no_fsync: bool, how: R
     return run("rewrap_ledger", how, **more)
 
 
-for _command in (*COMMANDS, ledger_commands):
+for _command in (*COMMANDS, conf, ledger_commands):
     spark.add_command(_command)
