@@ -36,7 +36,7 @@ VARIANTS = {
         # The answer "y", and a signal at a question in the tests' own process.
         r"test_a_question_on_a_terminal\[\\x03-.*\]",
         # Each form of Parquet, and Arrow of Avro.
-        r"test_what_scan_prints_append_reads\[avro-(csv|jsonl|parquet)\]",
+        r"test_what_scan_prints_append_reads\[avro-(csv|parquet)\]",
         # The conflicts of iceberg/write/test_conflicts.py.
         r"test_somebody_else_commits_first\[0\]",
     ],
