@@ -1,4 +1,4 @@
-"""Parses JSON that holds keys, decides about them, or has rows of a table.
+"""Parses JSON that holds keys or decides about them.
 
 An object with one name twice is refused. Python and Java would take the second value and drop the
 first; RFC 8259 leaves it open, so other parsers may take the first. Knows nothing of what the JSON
@@ -20,14 +20,9 @@ class _DuplicateName(Exception):
     pass
 
 
-def parse(
-    text: str | bytes,
-    make: Callable[[Pairs], dict[str, Any]] = dict,
-    parse_float: Callable[[str], Any] = float,
-) -> Any:
-    """Return the parsed JSON; ``make`` makes the objects, and ``parse_float`` the numbers that are
-    no integers. Raises ValueError, whose message is a predicate: the caller puts the name of what
-    was parsed before it."""
+def parse(text: str | bytes, make: Callable[[Pairs], dict[str, Any]] = dict) -> Any:
+    """Return the parsed JSON; ``make`` makes the objects. Raises ValueError, whose message is a
+    predicate: the caller puts the name of what was parsed before it."""
 
     def unique(pairs: Pairs) -> dict[str, Any]:
         made = make(pairs)
@@ -37,7 +32,7 @@ def parse(
         return made
 
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_float=parse_float)
+        return json.loads(text, object_pairs_hook=unique)
     except _DuplicateName as error:
         problem = (
             f"has the name {error.args[0]!r} twice in one object, and programs differ in which of "

@@ -31,7 +31,8 @@ _SECRET = re.compile(
 _PASSWORD_IN_URL = re.compile(
     r"://[^/\s]*:[^/\s]+@"
     r"|https?://[^/\s@]+@"
-    r"|[?&;](password|pwd|passphrase|sig|token|access[._-]?token|secret)="
+    r"|[?&;][^=&;]*(password|pwd|passphrase|sig|signature|token|secret"
+    r"|(access|account|api|private)[._-]?key)="
     r"|\"(password|token|client_secret)\"\s*:",
     re.IGNORECASE,
 )

@@ -47,10 +47,11 @@ def table(command: str, name: str, *arguments: object, data: bytes = b"") -> dic
 
 
 def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
-    table("create", "db.t", "--column", "id long", "--create-namespace", "--key", "default")
+    Path("rows.csv").write_text("id\n1\n")
+    table("create", "db.t", "--schema-file", "rows.csv", "--create-namespace", "--key", "default")
     for number in (1, 2):
-        Path("rows.jsonl").write_text(json.dumps({"id": number}))
-        table("append", "db.t", "rows.jsonl")
+        Path("rows.csv").write_text(f"id\n{number}\n")
+        table("append", "db.t", "rows.csv")
     table("delete", "db.t", "id = 1")
     table("rotate", "db.t")
     done = table("expire", "db.t", "--older-than", "0s", "--prune-keys", "--yes")
@@ -75,9 +76,9 @@ def test_a_table_under_an_alias_that_was_pointed_at_a_new_key(
     client = boto3.client("kms")
     old, new = (client.create_key()["KeyMetadata"] for _ in range(2))
     client.create_alias(AliasName="alias/t", TargetKeyId=old["KeyId"])
-    table("create", "db.t", "--column", "id long", "--create-namespace", "--key", "alias/t")
-    Path("rows.jsonl").write_text('{"id": 1}')
-    table("append", "db.t", "rows.jsonl", "--key", "alias/t")
+    Path("rows.csv").write_text("id\n1\n")
+    table("create", "db.t", "--schema-file", "rows.csv", "--create-namespace", "--key", "alias/t")
+    table("append", "db.t", "rows.csv", "--key", "alias/t")
     client.update_alias(AliasName="alias/t", TargetKeyId=new["KeyId"])
     scan = ("table", "scan", "db.t", "--catalog", "prod", "--key", "alias/t", "--format", "jsonl")
     fail(5, *scan)

@@ -21,7 +21,7 @@ from ags1.iceberg import EncryptedTable, verify_table
 from ags1.kms import create_key
 
 from .test_files import home, run
-from .test_table_write import ROWS, catalog, create, ids, jsonl, load, succeed, table
+from .test_table_write import ROWS, catalog, create, ids, load, parquet, succeed, table
 
 __all__ = ["catalog", "home"]
 
@@ -53,8 +53,8 @@ def execute(command: str, status: int = 0) -> None:
 def filled() -> EncryptedTable:
     """The table db.t with ROWS in two files."""
     create()
-    succeed("append", "db.t", jsonl("a.jsonl", *ROWS[:3]))
-    succeed("append", "db.t", jsonl("b.jsonl", *ROWS[3:]))
+    succeed("append", "db.t", parquet("a.parquet", *ROWS[:3]))
+    succeed("append", "db.t", parquet("b.parquet", *ROWS[3:]))
     return load()
 
 

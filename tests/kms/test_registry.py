@@ -626,6 +626,8 @@ def test_what_merely_looks_alike_travels(name: str) -> None:
         ("jdbc:postgresql://db/catalog?user=u&password=hunter2", True),
         ("jdbc:sqlserver://db;user=u;password=hunter2", True),
         ("https://account.blob.core.windows.net/c?sv=2024&sig=hunter2", True),
+        ("postgresql://user@host/db?sslmode=require&sslpassword=hunter2", True),
+        ("https://bucket/x?X-Amz-Expires=9&X-Amz-Signature=hunter2", True),
         ("https://vault.example.com:8200", False),
         ("abfss://container@account.dfs.core.windows.net/warehouse", False),
         ("https://vault.example.com/?passwords=none&design=1", False),

@@ -119,7 +119,7 @@ def table() -> None:
       ags1 table verify s3://lake/db/flights --kms aws --key $KEY
       ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
       ags1 table changes db.flights --catalog prod --from 7d
-      ags1 table create db.flights --catalog prod --like flights.parquet
+      ags1 table create db.flights --catalog prod --schema-file flights.parquet
       ags1 table append db.flights --catalog prod flights.parquet
     """
 

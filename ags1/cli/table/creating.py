@@ -1,4 +1,4 @@
-"""The command ``ags1 table create``: a new encrypted table, from options or like a file of rows."""
+"""The command ``ags1 table create``: a new encrypted table, with the columns of a file or table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from .catalogs import ChangedCatalog
 from .options import TableOptions
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
+    from pyiceberg.table.sorting import SortOrder
 
 _new_key = click.option(
     "--key",
@@ -34,7 +36,6 @@ class _NewTable:
 
     schema_file: str | None
     like: str | None
-    columns: tuple[str, ...]
     partitions: tuple[str, ...]
     sorts: tuple[str, ...]
     data_key_length: str
@@ -49,32 +50,30 @@ _new_table = grouped(
     "new",
     _NewTable,
     click.option(
-        "--schema", "schema_file", type=PATH, metavar="FILE", help="A schema in Iceberg's JSON."
+        "--schema-file",
+        type=PATH,
+        metavar="FILE",
+        help="Take the columns of this file of rows (Parquet, Arrow or CSV), or of a schema in "
+        "Iceberg's JSON (FILE.json).",
     ),
     click.option(
-        "--like", type=PATH, metavar="FILE", help="A file of rows. The table gets its columns."
-    ),
-    click.option(
-        "--column",
-        "columns",
-        multiple=True,
-        metavar="'NAME TYPE [not null]'",
-        help="A column of one of Iceberg's types: long, decimal(9,2), list<string>, "
-        "struct<a: int, b: map<string, double>>; may be repeated.",
+        "--like",
+        metavar="NAME",
+        help="Take the columns, partitions and sort order of this table in the catalog.",
     ),
     click.option(
         "--partition",
         "partitions",
         multiple=True,
         metavar="TERM",
-        help="A column, or one transformed: bucket[16](id), truncate[4](s), "
+        help="Partition by a column, or by one transformed: bucket[16](id), truncate[4](s), "
         "year|month|day|hour(ts); may be repeated.",
     ),
     click.option(
         "--sort",
         "sorts",
         multiple=True,
-        metavar="'TERM [asc|desc] [nulls first|last]'",
+        metavar="'TERM [asc|desc]'",
         help="Sort the rows of a file by this; may be repeated.",
     ),
     options.data_key_length,
@@ -107,22 +106,18 @@ _new_table = grouped(
 def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> None:
     """Create an encrypted table, of format version 3.
 
-    Its columns come from --schema, from the file of --like, or from --column. The master key is
-    used once, to check that it works.
+    Its columns come from --schema-file or --like. The master key is used once, to check that it
+    works.
 
     Examples:
-      ags1 table create db.flights --catalog prod --like flights.parquet --create-namespace
-      ags1 table create db.t --catalog prod --column "id long not null" --column "v string" \\
-          --column "ts timestamptz" --partition "bucket[16](id)" --partition "month(ts)" \\
-          --sort "ts desc" --key tables --data-key-length 32
-      ags1 table create db.t --catalog prod --schema t.json --format avro --dry-run
+      ags1 table create db.flights --catalog prod --schema-file flights.parquet --create-namespace
+      ags1 table create db.t --catalog prod --schema-file t.json --partition "bucket[16](id)" \\
+          --partition "month(ts)" --sort "ts desc" --key tables --data-key-length 32
+      ags1 table create db.copy --catalog prod --like db.t --format avro --dry-run
     """
-    from .schemas import partition_spec, sort_order
-
-    schema = _schema(new)
-    spec, order = partition_spec(new.partitions, schema), sort_order(new.sorts, schema)
     _refuse_own(new.properties)
     opened = ChangedCatalog(where)
+    schema, spec, order = _layout(new, opened)
     key_id = opened.new_key_id()
     facts: dict[str, Any] = {
         "table": opened.identifier,
@@ -155,16 +150,19 @@ def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> N
     out.result(facts, f"{opened.identifier} created under {key_id}, at {table.location()}")
 
 
-def _schema(new: _NewTable) -> Schema:
-    from .schemas import schema_like, schema_of_columns, schema_of_json
+def _layout(new: _NewTable, opened: ChangedCatalog) -> tuple[Schema, PartitionSpec, SortOrder]:
+    from .schemas import partition_spec, schema_of_file, sort_order
 
-    if (new.schema_file is not None) + (new.like is not None) + bool(new.columns) != 1:
-        raise click.UsageError("the table needs columns: give one of --schema, --like and --column")
-    if new.schema_file is not None:
-        return schema_of_json(new.schema_file)
-    if new.like is not None:
-        return schema_like(new.like, new.input_format)
-    return schema_of_columns(new.columns)
+    if (new.schema_file is None) == (new.like is None):
+        raise click.UsageError("the table needs columns: give either --schema-file or --like")
+    if new.like is None:
+        schema = schema_of_file(new.schema_file or "", new.input_format)
+        return schema, partition_spec(new.partitions, schema), sort_order(new.sorts, schema)
+    other = opened.catalog.load_table(new.like.removeprefix(f"{opened.name}."))
+    schema, spec, order = other.schema(), other.spec(), other.sort_order()
+    if new.partitions:
+        spec = partition_spec(new.partitions, schema)
+    return schema, spec, sort_order(new.sorts, schema) if new.sorts else order
 
 
 def _refuse_own(properties: Mapping[str, str]) -> None:

@@ -60,9 +60,10 @@ def open_table(
 
 
 class NamedCatalog:
-    """The catalog that the options name, and the ``identifier`` of the table in it. ``setting`` is
-    the master key that the settings name; None if the catalog has a KMS of its own. ``keys`` is
-    False for a command that needs no keys. Raises click.UsageError, Ags1Error, OSError."""
+    """The catalog that the options name, its ``name``, and the ``identifier`` of the table in it.
+    ``settings_key_id`` is the master key that the settings name; None if the catalog has a KMS.
+    ``keys`` is False for a command that needs no keys. Raises click.UsageError, Ags1Error,
+    OSError."""
 
     def __init__(self, options: TableOptions, *, keys: bool) -> None:
         from pyiceberg.catalog import load_catalog as load_plain_catalog
@@ -73,8 +74,7 @@ class NamedCatalog:
         from ...kms.registry import names_kms
         from ..kms.master_keys import connect, settings_of
 
-        name = options.catalog
-        assert name is not None
+        name = self.name = options.catalog or ""
         self.identifier = options.table.removeprefix(f"{name}.")
         if "." not in self.identifier or "/" in self.identifier:
             said = f"{options.table}: a table in a catalog has the name NAMESPACE.TABLE"

@@ -164,7 +164,7 @@ file_filter = click.option(
 )
 input_format = click.option(
     "--input-format",
-    type=click.Choice(["parquet", "arrow", "csv", "jsonl", "avro"]),
+    type=click.Choice(["parquet", "arrow", "csv"]),
     help="The format of FILE.  [default: by the end of its name; for - arrow]",
 )
 branch = click.option(

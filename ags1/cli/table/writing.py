@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +21,8 @@ from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from ...iceberg import EncryptedTable
     from ...iceberg.transaction import EncryptedTransaction
-    from ...iceberg.write.conversion import RowConversion
-    from .inputs import Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +50,16 @@ _rows = grouped(
 def append(where: TableOptions, rows: Rows, branch: str, dry_run: bool, out: Output) -> None:
     """Append the rows of files, all in one commit.
 
-    Files are Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines or
-    Avro. '-' is an Arrow stream on standard input. Columns are matched by name. CSV and JSON lines
-    have the form that 'ags1 table scan' prints: an empty cell is null, binary is base64.
+    Files are Parquet, Arrow (IPC files and streams; Feather) or CSV with a header. '-' is an Arrow
+    stream on standard input. A column is found by its name, and its values are never cut or made
+    up: text is no number, and 1.5 is no integer. An empty cell of CSV is null. CSV has no form for
+    binary, UUIDs, lists, maps and structs. DuckDB makes Parquet of JSON lines and other files.
 
     Examples:
       ags1 table append db.flights --catalog prod january.parquet february.parquet
       ags1 table append db.flights --catalog prod flights.csv --branch audit
       ags1 table append db.flights --catalog prod - < flights.arrows
+      duckdb -c "copy 'flights.jsonl' to 'flights.parquet'"
     """
     _write(where, rows, None, branch, out, dry_run=dry_run, yes=True)
 
@@ -215,35 +211,39 @@ def _write(
 ) -> None:
     """Append rows; replace those for which the filter ``replaced`` is true, None for none."""
     from ...iceberg.spec.constants import MAIN_BRANCH
-    from .inputs import Inputs
+    from .inputs import TableRows
 
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     expression = None if replaced is None else parsed_filter(table, replaced, "--filter")
     facts: dict[str, Any] = {"table": name, "branch": branch, "dry_run": dry_run}
-    with Inputs(rows.files, rows.input_format, table.schema()) as inputs:
-        _check_columns(table, inputs)
-        if expression is not None and not dry_run:
-            _confirm_if_all(table, branch, expression, "Replace", yes=yes)
-        with Report(out, inputs.size) as report:
-            readers = inputs.readers(report)
-            if dry_run:
-                _check_rows(table, readers)
-                if expression is not None:
-                    facts |= _would_delete(table, branch, expression, "update")
-            else:
-                transaction = table.transaction()
-                with transaction, warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    _write_groups(transaction, readers, branch, expression)
-                    ids = _staged_ids(table, transaction)
-                made = _summaries(table, ids)
-                facts["files"] = _sum(made, "added-data-files")
-                facts["size"] = _sum(made, "added-files-size")
-                facts["snapshot_ids"] = sorted(ids)
-                if expression is not None:
-                    facts |= _deleted(made, inputs.rows)
-        facts["rows"] = inputs.rows
+    source = TableRows(rows.files, rows.input_format, table.view().metadata)
+    source.check()
+    if expression is not None and not dry_run:
+        _confirm_if_all(table, branch, expression, "Replace", yes=yes)
+    with Report(out, source.size) as report:
+        reader = source.reader(report)
+        if dry_run:
+            for _ in reader:
+                pass
+            if expression is not None:
+                facts |= _would_delete(table, branch, expression, "update")
+        else:
+            transaction = table.transaction()
+            with transaction, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if expression is None:
+                    transaction.append(reader, branch=branch)
+                else:
+                    transaction.overwrite(reader, expression, branch=branch)
+                ids = _staged_ids(table, transaction)
+            made = _summaries(table, ids)
+            facts["files"] = _sum(made, "added-data-files")
+            facts["size"] = _sum(made, "added-files-size")
+            facts["snapshot_ids"] = sorted(ids)
+            if expression is not None:
+                facts |= _deleted(made, source.rows)
+    facts["rows"] = source.rows
     would = "would be " if dry_run else ""
     line = f"{name}: {counted(facts['rows'], 'row')} {would}appended"
     if not dry_run:
@@ -269,78 +269,6 @@ def _confirm_if_all(
         name = ".".join(table.name())
         rows_of = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
         confirm(f"{verb} all rows of {rows_of}?", yes=yes)
-
-
-def _check_columns(table: EncryptedTable, inputs: Inputs) -> None:
-    """Raise click.UsageError for columns that the table does not have, that it needs, or that are
-    of other types."""
-    schema = table.schema()
-    names = {field.name for field in schema.fields}
-    required = [f.name for f in schema.fields if f.required and f.write_default is None]
-    for provided, files in inputs.groups:
-        for name in provided.names:
-            if name not in names:
-                raise click.UsageError(f"{files[0].name}: the table has no column {name!r}")
-        for name in required:
-            if name not in provided.names:
-                raise click.UsageError(f"{files[0].name}: the required column {name!r} is missing")
-        # PyIceberg prints what it raises, too.
-        with redirect_stdout(io.StringIO()), _fitting(files[0].name):
-            _conversion(table, provided)
-
-
-def _conversion(table: EncryptedTable, provided: pa.Schema) -> RowConversion:
-    from ...iceberg.write.plan import WritePlan
-
-    return WritePlan(table.view().metadata).conversion(provided)
-
-
-def _write_groups(
-    transaction: EncryptedTransaction,
-    readers: Iterable[pa.RecordBatchReader],
-    branch: str,
-    expression: Any,
-) -> None:
-    with _fitting():
-        for reader in readers:
-            if expression is None:
-                transaction.append(reader, branch=branch)
-            else:
-                transaction.overwrite(reader, expression, branch=branch)
-                expression = None
-
-
-def _check_rows(table: EncryptedTable, readers: Iterable[pa.RecordBatchReader]) -> None:
-    with _fitting():
-        for reader in readers:
-            conversion = _conversion(table, reader.schema)
-            for batch in reader:
-                conversion.convert(batch)
-
-
-@contextmanager
-def _fitting(file: str | None = None) -> Iterator[None]:
-    """Turn the errors for rows that do not fit the table into click.UsageError."""
-    import pyarrow as pa
-    from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
-
-    try:
-        yield
-    except (Ags1Error, OSError):
-        raise
-    except (TypeError, ValueError, pa.ArrowException, UnsupportedPyArrowTypeException) as error:
-        if os.environ.get("AGS1_DEBUG"):
-            raise
-        message = _mismatch(str(error))
-        raise click.UsageError(message if file is None else f"{file}: {message}") from None
-
-
-def _mismatch(text: str) -> str:
-    """Return a message as one line. If PyIceberg's message is a drawn table, the line has only the
-    columns that do not fit."""
-    rows = [line.split("\u2502") for line in text.splitlines() if "\u274c" in line]
-    pairs = (f"the table has {row[2].strip()}, the data {row[3].strip()}" for row in rows)
-    return "; ".join(pairs) or " ".join(text.split())
 
 
 def _would_delete(
