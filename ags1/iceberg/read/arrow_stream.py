@@ -26,7 +26,9 @@ class ArrowStream(Shown):
     def shown_facts(self) -> dict[str, Any]:
         """Return what the scan was asked for."""
         facts = {name: vars(self).get(name) for name in _SHOWN}
-        return {name: value for name, value in facts.items() if value not in (None, False)}
+        return {
+            name: value for name, value in facts.items() if value is not None and value is not False
+        }
 
     def projection(self) -> Schema:
         """Return the columns of the rows."""
