@@ -685,7 +685,7 @@ def test_rewrapping_moves_sidecars_to_another_key(home: Path) -> None:
     sidecars = sorted((home / "sealed").rglob("*.keys"))
     before = {path: path.read_bytes() for path in sidecars}
     done = succeed("key", "rewrap", "sealed", "--to-key", "new", "--dry-run").stdout
-    assert done.count("would be wrapped under new") == len(files)
+    assert done.count(": wrapped under new (dry run: nothing was changed)") == len(files)
     assert {path: path.read_bytes() for path in sidecars} == before
     lines = succeed("key", "rewrap", "sealed", "--to-key", "new", "--json").stdout.splitlines()
     results = [json.loads(line) for line in lines]
