@@ -187,7 +187,7 @@ def test_where_keys_may_be_strangers_they_are_named(home: Path) -> None:
     with_key = environment | {"AGS1_KMS_KEY": "mine"}
     code, _, errors = execute("verify", "a.ags1", *foreign, env=with_key)
     assert code == 5
-    assert b"not among those to trust (name it with --key" in errors
+    assert b"not among those to trust (see --key)" in errors
     assert b"does not want" not in errors
 
 

@@ -443,7 +443,8 @@ def test_changes_that_an_expiry_has_deleted_are_told_in_options() -> None:
     succeed("expire", "db.t", "--older-than", "0s", "--yes")
     snapshot = load().current_snapshot()
     assert snapshot is not None
-    assert f"with --from {snapshot.snapshot_id}\n" in fail(6, "changes", "db.t")
+    failure = fail(6, "changes", "db.t")
+    assert f"start after snapshot {snapshot.snapshot_id} (see --from)\n" in failure
     assert facts("append", "db.t", "a.csv")["rows"] == 1
     assert succeed("changes", "db.t", "--from", str(snapshot.snapshot_id), "--format", "jsonl")
 
@@ -731,9 +732,9 @@ def test_compact_rewrites_small_files(filled: EncryptedTable) -> None:
     assert "rewritten into 1, 1 delete file removed" in line
     assert [file["rows"] for file in listed()] == [3]
     assert "128XB" in fail(2, "compact", "db.t", "--target-file-size", "128XB")
-    assert "--min-file-size (2097152)" in fail(
-        2, "compact", "db.t", "--target-file-size", "1M", "--min-file-size", "2M"
-    )
+    failure = fail(2, "compact", "db.t", "--target-file-size", "1M", "--min-file-size", "2M")
+    assert "(2097152)" in failure
+    assert "(see --target-file-size)" in failure
     assert "absent" in fail(2, "compact", "db.t", "--branch", "absent")
 
 
@@ -803,10 +804,10 @@ def test_remove_orphans(filled: EncryptedTable) -> None:
         "db.t: 1 orphan file deleted, of 4 bytes in all, 1 orphan file too young (--older-than)\n"
     )
     told = fail(2, "remove-orphans", "db.t", "--older-than", "1h", "--yes")
-    assert "--older-than must be at least 24 hours ago" in told
-    assert "add --no-other-writers" in told
+    assert "at least 24 hours ago" in told
+    assert "(see --older-than)" in told
     told = fail(2, "erase", "db.t", "--orphans", "--orphans-older-than", "1h", "--yes")
-    assert "--orphans-older-than must be at least 24 hours ago" in told
+    assert "(see --orphans-older-than)" in told
     would_delete = ("--older-than", "0s", "--no-other-writers", "--dry-run")
     named, line = succeed("remove-orphans", "db.t", *would_delete).splitlines()
     assert (named, line) == (
