@@ -26,6 +26,7 @@ All of them use ``layout`` (the format's arithmetic), ``geometry`` (which sizes 
 from .bulk import decrypt_file, encrypt_file, verify_file
 from .errors import (
     Ags1Error,
+    ArgumentError,
     AuthenticationError,
     FormatError,
     KeyMetadataError,
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Ags1Error",
+    "ArgumentError",
     "AuthenticationError",
     "FormatError",
     "KeyMetadata",

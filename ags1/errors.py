@@ -13,7 +13,8 @@ class Ags1Error(Exception):
 
     ``file`` is the name of the file concerned. ``block`` is the number of the block, and ``offset``
     the position in the encrypted file (bytes) where that block begins. ``index`` is the number of
-    the message if the call had many. Each of them is None if it is not known.
+    the message if the call had many. ``parameter`` is the name of the parameter, of the call in
+    question, that the failure is about. Each of them is None if it is not known.
     """
 
     def __init__(
@@ -23,23 +24,30 @@ class Ags1Error(Exception):
         file: str | None = None,
         block: int | None = None,
         offset: int | None = None,
+        parameter: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.file = file
         self.block = block
         self.offset = offset
+        self.parameter = parameter
         self.index: int | None = None
 
     def __str__(self) -> str:
         text = self.message if self.index is None else f"message {self.index}: {self.message}"
+        text = text if self.parameter is None else f"{text} (see the parameter {self.parameter})"
         return text if self.file is None else f"{self.file}: {text}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Worker processes (multiprocessing, Spark) pickle exceptions. Attributes that others have
         # added are not pickled, because they may be secret.
-        ours = ("file", "block", "offset", "index")
+        ours = ("file", "block", "offset", "parameter", "index")
         return type(self), (self.message,), {name: getattr(self, name) for name in ours}
+
+
+class ArgumentError(Ags1Error, ValueError):
+    """An argument has a value that it cannot have, on its own or beside the others."""
 
 
 class FormatError(Ags1Error, ValueError):

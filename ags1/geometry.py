@@ -119,8 +119,8 @@ def file_geometry(
         )
     if block_size is None and stated > max_block_size:
         raise FormatError(
-            f"the header states blocks of {stated} bytes, above the limit of {max_block_size}; "
-            "max_block_size= allows more"
+            f"the header states blocks of {stated} bytes, above the limit of {max_block_size}",
+            parameter="max_block_size",
         )
     return Geometry(stated, layout.plaintext_size(encrypted_size, stated), encrypted_size)
 

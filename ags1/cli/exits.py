@@ -120,21 +120,12 @@ class Terminated(KeyboardInterrupt):
 # What the work on a file may raise; anything else is a mistake of ours.
 EXPECTED = (Ags1Error, OSError, MemoryError)
 
-# The library names its parameters; here they are options.
+# The options of the library's parameters, where they do not have the same name.
 _OPTIONS = {
-    "max_block_size= allows more": "--max-block-size allows more",
-    "as by selected_fields=": "by --columns, for instance ",
-    "orphans_older_than must be": "--orphans-older-than must be",
-    "older_than must be": "--older-than must be",
-    "pass prefix_mismatch_mode='ignore'": "add --prefix-mismatch ignore",
-    "target_file_size_bytes": "--target-file-size",
-    "min_file_size_bytes": "--min-file-size",
-    "max_file_size_bytes": "--max-file-size",
-    "max_file_group_size_bytes": "--max-file-group-size",
-    "pass no_other_writers=True": "add --no-other-writers",
-    "with from_snapshot_id_exclusive=": "with --from ",
-    "only it has the file's key": "only it has the file's key (see --sidecar)",
-    "not among those to trust": "not among those to trust (name it with --key if it is yours)",
+    "from_snapshot_id_exclusive": "--from",
+    "prefix_mismatch_mode": "--prefix-mismatch",
+    "selected_fields": "--columns",
+    "trusted_key_ids": "--key",
 }
 
 
@@ -154,14 +145,14 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
     kind = type(error).__name__
     if isinstance(error, Ags1Error):
         about = error.file or file
-        message = in_options(error.message)
+        message = with_option(error.message, error)
         message = message if about is None else f"{about}: {message}"
         code = next((code for known, code in _CODES if isinstance(error, known)), Exit.IO)
         return Failure(code, message, kind, about, error.block, error.offset)
     if isinstance(error, MemoryError):
         cause = "not enough memory"
     elif isinstance(error, OSError):
-        cause = in_options(error.strerror or str(error))
+        cause = with_option(error.strerror or str(error), error)
         if isinstance(error, FileExistsError) and cause == os.strerror(errno.EEXIST):
             cause = "exists already (--force overwrites it)"
         if isinstance(error.filename, (str, bytes)):
@@ -177,6 +168,7 @@ _CODES = (
     (errors.MetadataIntegrityError, Exit.AUTHENTICATION),  # the catalog contradicts it
     (errors.TruncatedError, Exit.TRUNCATED),
     (errors.UnsupportedTypeError, Exit.USAGE),
+    (errors.ArgumentError, Exit.USAGE),
     (errors.FormatError, Exit.FORMAT),
     (errors.KeyMetadataError, Exit.KEYS),
     (errors.KeyReuseError, Exit.KEYS),
@@ -185,11 +177,17 @@ _CODES = (
 )
 
 
-def in_options(message: str) -> str:
-    """Return a message of the library with the names of options instead of those of parameters."""
-    for parameter, option in _OPTIONS.items():
-        message = message.replace(parameter, option)
-    return message
+def with_option(message: str, error: BaseException) -> str:
+    """Return a message of ``error`` with the option for the library's parameter that the error is
+    about, if the command has it."""
+    parameter = getattr(error, "parameter", None)
+    context = click.get_current_context(silent=True)
+    if parameter is None or context is None:
+        return message
+    option = _OPTIONS.get(parameter, f"--{parameter.removesuffix('_bytes').replace('_', '-')}")
+    if not any(option in known.opts for known in context.command.params):
+        return message
+    return f"{message} (see {option})"
 
 
 def one_line(text: str) -> str:

@@ -160,7 +160,8 @@ def check_trust(entry: EncryptedKey, trusted_key_ids: Collection[str] | None) ->
     if trusted_key_ids is not None and entry.encrypted_by_id not in trusted_key_ids:
         raise KeyMetadataError(
             f"the wrapped key names the master key {entry.encrypted_by_id!r}, which is not among "
-            "those to trust"
+            "those to trust",
+            parameter="trusted_key_ids",
         )
 
 

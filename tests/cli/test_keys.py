@@ -187,7 +187,7 @@ def test_where_keys_may_be_strangers_they_are_named(home: Path) -> None:
     with_key = environment | {"AGS1_KMS_KEY": "mine"}
     code, _, errors = execute("verify", "a.ags1", *foreign, env=with_key)
     assert code == 5
-    assert b"not among those to trust (name it with --key" in errors
+    assert b"not among those to trust (see --key)" in errors
     assert b"does not want" not in errors
 
 
@@ -685,7 +685,7 @@ def test_rewrapping_moves_sidecars_to_another_key(home: Path) -> None:
     sidecars = sorted((home / "sealed").rglob("*.keys"))
     before = {path: path.read_bytes() for path in sidecars}
     done = succeed("key", "rewrap", "sealed", "--to-key", "new", "--dry-run").stdout
-    assert done.count("would be wrapped under new") == len(files)
+    assert done.count(": wrapped under new (dry run: nothing was changed)") == len(files)
     assert {path: path.read_bytes() for path in sidecars} == before
     lines = succeed("key", "rewrap", "sealed", "--to-key", "new", "--json").stdout.splitlines()
     results = [json.loads(line) for line in lines]

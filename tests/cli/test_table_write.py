@@ -445,7 +445,8 @@ def test_changes_that_an_expiry_has_deleted_are_told_in_options() -> None:
     succeed("expire", "db.t", "--older-than", "0s", "--yes")
     snapshot = load().current_snapshot()
     assert snapshot is not None
-    assert f"with --from {snapshot.snapshot_id}\n" in fail(6, "changes", "db.t")
+    failure = fail(6, "changes", "db.t")
+    assert f"start after snapshot {snapshot.snapshot_id} (see --from)\n" in failure
     assert facts("append", "db.t", "a.csv")["rows"] == 1
     assert succeed("changes", "db.t", "--from", str(snapshot.snapshot_id), "--format", "jsonl")
 
@@ -479,7 +480,7 @@ def test_a_branch_and_a_dry_run(filled: EncryptedTable) -> None:
     assert facts("append", "db.t", "a.parquet", "--dry-run")["rows"] == 3
     assert (stored(), load().metadata_location) == (before, location)
     line = succeed("append", "db.t", parquet("c.parquet", {"id": 9}), "--branch", "audit")
-    assert line == "db.t: 1 row appended in 1 file, on the branch audit\n"
+    assert line == "db.t, branch audit: 1 row appended, 1 file written\n"
     assert ids() == [1, 2, 3, 4, 5]
     snapshot = load().snapshot_by_name("audit")
     assert snapshot is not None
@@ -572,7 +573,7 @@ def test_delete_tells_what_it_did_and_would_do(filled: EncryptedTable) -> None:
     assert ids() == [1, 2]
     # Its older vector is part of the new one, and not counted twice.
     assert facts("delete", "db.t", "id = 2")["deleted_rows"] == 1
-    assert succeed("delete", "db.t", "id = 77") == ("db.t: 0 rows deleted: 0 files dropped\n")
+    assert succeed("delete", "db.t", "id = 77") == "db.t: 0 rows deleted\n"
     assert facts("delete", "db.t", "id = 1")["dropped_files"] == 1
     assert ids() == []
 
@@ -593,7 +594,7 @@ def test_files_are_rewritten_where_the_table_says_so(filled: EncryptedTable) -> 
         assert (found["rows"], found["deleted_rows"]) == (2, 1)
     assert ids() == [5, 8, 9]
     succeed("append", "db.t", parquet("d.parquet", {"id": 20}, {"id": 21}))
-    assert "1 row deleted: 1 file dropped, 1 file written" in succeed("delete", "db.t", "id = 21")
+    assert "1 row deleted, 1 file dropped, 1 file written" in succeed("delete", "db.t", "id = 21")
 
 
 def test_what_others_changed_is_a_conflict(
@@ -640,7 +641,7 @@ def test_overwrite(filled: EncryptedTable) -> None:
     assert (did["rows"], did["deleted_rows"], did["files"]) == (2, 4, 1)
     assert ids() == [5, 8, 9]
     assert succeed("overwrite", "db.t", name, "--yes") == (
-        "db.t: 2 rows appended in 1 file, 3 rows deleted\n"
+        "db.t: 2 rows appended, 1 file written, 3 rows deleted\n"
     )
     assert ids() == [8, 9]
 
@@ -733,9 +734,9 @@ def test_compact_rewrites_small_files(filled: EncryptedTable) -> None:
     assert "rewritten into 1, 1 delete file removed" in line
     assert [file["rows"] for file in listed()] == [3]
     assert "128XB" in fail(2, "compact", "db.t", "--target-file-size", "128XB")
-    assert "--min-file-size (2097152)" in fail(
-        2, "compact", "db.t", "--target-file-size", "1M", "--min-file-size", "2M"
-    )
+    failure = fail(2, "compact", "db.t", "--target-file-size", "1M", "--min-file-size", "2M")
+    assert "(2097152)" in failure
+    assert "(see --target-file-size)" in failure
     assert "absent" in fail(2, "compact", "db.t", "--branch", "absent")
 
 
@@ -802,18 +803,18 @@ def test_remove_orphans(filled: EncryptedTable) -> None:
     assert (would["size"], would["young_files"], would["failed"]) == (4, 1, [])
     assert (data / "old").exists()
     assert succeed("remove-orphans", "db.t", "--yes") == (
-        "db.t: 1 orphan file deleted, of 4 bytes in all; 1 orphan file too young (--older-than)\n"
+        "db.t: 1 orphan file deleted, of 4 bytes in all, 1 orphan file too young (--older-than)\n"
     )
     told = fail(2, "remove-orphans", "db.t", "--older-than", "1h", "--yes")
-    assert "--older-than must be at least 24 hours ago" in told
-    assert "add --no-other-writers" in told
+    assert "at least 24 hours ago" in told
+    assert "(see --older-than)" in told
     told = fail(2, "erase", "db.t", "--orphans", "--orphans-older-than", "1h", "--yes")
-    assert "--orphans-older-than must be at least 24 hours ago" in told
+    assert "(see --orphans-older-than)" in told
     would_delete = ("--older-than", "0s", "--no-other-writers", "--dry-run")
     named, line = succeed("remove-orphans", "db.t", *would_delete).splitlines()
-    assert (named, line[:43]) == (
+    assert (named, line) == (
         str(data / "young"),
-        "db.t: 1 orphan file would be deleted, of 4 ",
+        "db.t: 1 orphan file deleted, of 4 bytes in all (dry run: nothing was changed)",
     )
     now = ("--older-than", "0s", "--no-other-writers", "--yes")
     assert "folders" in fail(2, "remove-orphans", "db.t", *now, "--location", "/elsewhere")
@@ -917,7 +918,7 @@ def test_relocate_copies_registers_and_moves(filled: EncryptedTable, home: Path)
     assert "exclude each other" in fail(
         2, "relocate", "db.t", "/a", "--move", "--register-as", "db.x"
     )
-    assert "is" in succeed("relocate", "db.t", home.parent / "moved", "--move", "-y")
+    assert "/moved/metadata/" in succeed("relocate", "db.t", home.parent / "moved", "--move", "-y")
     assert load().location().endswith("/moved")
     assert ids() == [2, 3, 4, 5]
     assert stored() == []
@@ -999,7 +1000,7 @@ def test_drop_and_purge(filled: EncryptedTable) -> None:
     assert "not exist: db.t" in fail(2, "drop", "db.t", "--yes")
     load_plain_catalog("prod").register_table("db.t", location)
     assert ids() == [1, 2, 3, 4, 5]
-    assert succeed("drop", "db.t", "--purge", "--yes").startswith("db.t dropped, ")
+    assert succeed("drop", "db.t", "--purge", "--yes").startswith("db.t: dropped, ")
     assert stored() == []
 
 
@@ -1042,7 +1043,7 @@ def test_what_destroys_asks(
     said = fail(2, *words)
     assert question in said
     assert "--yes" in said
-    succeed(*words, "--dry-run")
+    assert " (dry run: nothing was changed)\n" in succeed(*words, "--dry-run")
     monkeypatch.setattr(options, "_has_terminal", lambda: True)
     for answer in (b"n\n", b"\n"):
         result = table(*words, "--json", data=answer)
@@ -1074,7 +1075,7 @@ def test_deleting_the_plaintext_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 # Of `make test`: the answer "y", and a signal at a question in the tests' own process.
 @pytest.mark.slow_variants(r"\\x03-.*")
 @pytest.mark.parametrize(
-    ("answer", "code", "end"), [(b"y\n", 0, b"db.t dropped"), (b"\x03", 130, b"interrupted")]
+    ("answer", "code", "end"), [(b"y\n", 0, b"db.t: dropped"), (b"\x03", 130, b"interrupted")]
 )
 def test_a_question_on_a_terminal(
     filled: EncryptedTable, answer: bytes, code: int, end: bytes

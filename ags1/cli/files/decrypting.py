@@ -31,7 +31,7 @@ from typing import NamedTuple
 from ...atomic import AtomicFile
 from ...bulk import copy_through, decrypt_file, verify_file
 from ...cpu import usable_cpus
-from ...errors import Ags1Error
+from ...errors import Ags1Error, KeyMetadataError
 from ...key_metadata import KeyMetadata
 from ...keys import Keychain
 from ...reader import Reader
@@ -54,11 +54,12 @@ class Reading(NamedTuple):
 def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
     """Return the key metadata of a job's file from its sidecar. Raises KeyMetadataError, KmsError;
     of a file without sidecar that is no AGS1 file, FormatError."""
-    if job.is_pipe:
-        return keychain.open(job.sidecar, None)
     if not os.path.lexists(job.sidecar):
-        refuse_other_files(job.source)
-    return keychain.open(job.sidecar, job.source)
+        if not job.is_pipe:
+            refuse_other_files(job.source)
+        said = "there is no such sidecar, and only it has the file's key (see --sidecar)"
+        raise KeyMetadataError(said, file=job.sidecar)
+    return keychain.open(job.sidecar, None if job.is_pipe else job.source)
 
 
 def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite: bool) -> int:

@@ -254,6 +254,7 @@ def rewrap(
     from ..files.sources import plan_rewrapping
     from ..kms.master_keys import accepted_key_ids_of, connect, settings_of, target_of
     from ..report import shortened
+    from ..results import line_of
     from .rewrapping import Rewrapping
     from .rewrapping import rewrap as wrap_again
 
@@ -279,8 +280,9 @@ def rewrap(
 
     def work(job: Job, report: Report) -> None:
         done = wrap_again(job.source, how)
-        would = "would be wrapped" if dry_run else "wrapped"
-        what = would if done["changed"] else "is already wrapped"
-        report.succeeded(done, f"{job.source}: {what} under {shortened(done['master_key_id'])}")
+        what = "wrapped" if done["changed"] else "is already wrapped"
+        shown = {**done, "master_key_id": shortened(done["master_key_id"])}
+        line = line_of(shown, "file", [f"{what} under {{master_key_id}}"])
+        report.succeeded(done, line)
 
     return for_each(plan, work, out)

@@ -14,6 +14,7 @@ from ..console import Output, counted, print_error, print_json, print_line, warn
 from ..exits import EXPECTED, Command, Exit, Failure, ReaderGoneError, describe, one_line
 from ..options import flag, grouped, output
 from ..report import facts_of, progress_line
+from ..results import DRY_RUN
 from .session import master, report_of, verbose, when_needed
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _facts(summary: Summary, how: RunOptions) -> dict[str, Any]:
 def _line(summary: Summary, how: RunOptions) -> str:
     if how.dry_run:
         size = console.size(sum(file.size for file in summary.planned))
-        parts = [f"would {summary.operation} {counted(len(summary.planned), 'file')}", size]
+        parts = [f"{_DONE[summary.operation]} {counted(len(summary.planned), 'file')}", size]
     else:
         parts = [f"{_DONE[summary.operation]} {counted(summary.done, 'file')}"]
         if summary.size:
@@ -213,5 +214,5 @@ def _line(summary: Summary, how: RunOptions) -> str:
     if summary.passed_over:
         reasons = summary.passed_over.items()
         text = ", ".join(f"{_PASSED_OVER[reason]}: {number:,}" for reason, number in reasons)
-        return f"{', '.join(parts)}; passed over ({text})"
-    return ", ".join(parts)
+        parts.append(f"passed over ({text})")
+    return ", ".join(parts) + (DRY_RUN if how.dry_run else "")

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from ..console import Output, counted
+from ..console import Output
 from ..exits import Exit
 from ..options import flag, grouped, size
 from ..report import progress_line
+from ..results import BranchResult
 from . import options
 from .catalogs import ChangedCatalog
 from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    pass
+    from ...iceberg.operations.compact import Compacted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compacted(BranchResult):
+    done: Compacted
+    PARTS: ClassVar = (
+        "{rewritten_data_files_count:data file} of {rewritten_bytes_count:byte} rewritten into "
+        "{added_data_files_count}",
+        "{removed_delete_files_count:delete file} removed",
+        "{failed_data_files_count:data file} failed",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +154,6 @@ def compact_and_report(
         done = table.rewrite_data_files(
             chosen, threads=threads, progress=progress, **asked.arguments()
         )
-    facts: dict[str, Any] = {
-        "table": name,
-        "branch": asked.branch,
-        "dry_run": asked.dry_run,
-        **asdict(done),
-    }
-    would = "would be " if asked.dry_run else ""
-    line = f"{name}: {counted(done.rewritten_data_files_count, 'data file')}"
-    if done.rewritten_data_files_count:
-        line += (
-            f" of {done.rewritten_bytes_count} bytes {would}rewritten into "
-            f"{done.added_data_files_count}"
-        )
-    else:
-        line += f" {would}rewritten"
-    if done.removed_delete_files_count:
-        line += f", {counted(done.removed_delete_files_count, 'delete file')} {would}removed"
-    if done.failed_data_files_count:
-        line += f"; {counted(done.failed_data_files_count, 'data file')} failed"
     code = Exit.IO if done.failed_data_files_count else Exit.OK
-    out.result(facts, line, code)
-    return code
+    result = _Compacted(table=name, branch=asked.branch, dry_run=asked.dry_run, done=done)
+    return result.show(out, code)

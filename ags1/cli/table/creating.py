@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from ..console import Output
 from ..exits import Command
 from ..options import PATH, flag, grouped, output, pairs
+from ..results import TableResult
 from . import options
 from .catalogs import ChangedCatalog
 from .options import TableOptions
@@ -98,6 +99,26 @@ _new_table = grouped(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Created(TableResult):
+    """What ``create`` has made. The location is None after a dry run."""
+
+    key_id: str
+    data_key_length: int
+    format: str
+    schema: dict[str, Any]
+    columns: list[str]
+    partitions: list[str]
+    location: str | None = None
+    metadata_location: str | None = None
+    PARTS: ClassVar = (
+        "created under {key_id}",
+        "at {location}",
+        "columns {columns}",
+        "partitioned by {partitions}",
+    )
+
+
 @click.command(cls=Command)
 @options.changing(key=_new_key, mapped=False)
 @_new_table
@@ -119,17 +140,21 @@ def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> N
     opened = ChangedCatalog(where)
     schema, spec, order = _layout(new, opened)
     key_id = opened.new_key_id()
-    facts: dict[str, Any] = {
-        "table": opened.identifier,
-        "dry_run": dry_run,
-        "key_id": key_id,
-        "data_key_length": int(new.data_key_length),
-        "format": new.file_format,
-        "schema": schema.model_dump(mode="json", by_alias=True, exclude_none=True),
-        "partitions": [f"{field.name}: {field.transform}" for field in spec.fields],
-    }
+    made = _Created(
+        table=opened.identifier,
+        dry_run=dry_run,
+        key_id=key_id,
+        data_key_length=int(new.data_key_length),
+        format=new.file_format,
+        schema=schema.model_dump(mode="json", by_alias=True, exclude_none=True),
+        columns=[
+            f"{field.name} {field.field_type}{' not null' if field.required else ''}"
+            for field in schema.fields
+        ],
+        partitions=[f"{field.name}: {field.transform}" for field in spec.fields],
+    )
     if dry_run:
-        out.result(facts, _would_create(facts, schema))
+        made.show(out)
         return
     with _namespace(opened, create=new.create_namespace):
         table = opened.catalog.create_table(
@@ -146,8 +171,8 @@ def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> N
                 "write.format.default": new.file_format,
             },
         )
-    facts |= {"location": table.location(), "metadata_location": table.metadata_location}
-    out.result(facts, f"{opened.identifier} created under {key_id}, at {table.location()}")
+    made = replace(made, location=table.location(), metadata_location=table.metadata_location)
+    made.show(out)
 
 
 def _layout(new: _NewTable, opened: ChangedCatalog) -> tuple[Schema, PartitionSpec, SortOrder]:
@@ -174,16 +199,6 @@ def _refuse_own(properties: Mapping[str, str]) -> None:
                 f"--property {name} is set by the command: use --key, --data-key-length or --format"
             )
             raise click.UsageError(said)
-
-
-def _would_create(facts: dict[str, Any], schema: Schema) -> str:
-    columns = ", ".join(
-        f"{field.name} {field.field_type}{' not null' if field.required else ''}"
-        for field in schema.fields
-    )
-    line = f"{facts['table']} would be created under {facts['key_id']}: {columns}"
-    by = ", ".join(facts["partitions"])
-    return f"{line}, partitioned by {by}" if by else line
 
 
 @contextmanager

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from ..console import Output, counted, print_line
+from ..console import Output, print_line
 from ..exits import Command, Exit, one_line
 from ..options import confirm, flag, output, yes
 from ..report import progress_line
+from ..results import BranchResult, TableResult
 from . import options
 from .catalogs import ChangedCatalog
 from .moments import Moment
@@ -19,10 +21,52 @@ from .options import TableOptions
 
 if TYPE_CHECKING:
     from ...iceberg import Erasure
+    from ...iceberg.operations.erase import Remaining
     from ...iceberg.operations.orphans import OrphanFiles, PrefixMismatchMode
 
 # This kind was not searched for. All other kinds were found.
 _NOT_SEARCHED = "orphans-not-searched"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Orphans(TableResult):
+    """Orphan files, with their size in bytes, and what stays."""
+
+    deleted_files: int
+    orphan_file_locations: Sequence[str]
+    size: int
+    young_files: int
+    other_tables: Sequence[str]
+    not_searched: Sequence[str]
+    failed: Sequence[str]
+    PARTS: ClassVar = (
+        "{deleted_files:orphan file} deleted, of {size:byte} in all",
+        "{young_files:orphan file} too young (--older-than)",
+        "kept because they have metadata of other tables: {other_tables}",
+        "not searched: {not_searched}",
+        "{failed:file} could not be deleted (--json lists them)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Erased(BranchResult):
+    """What an erasure has rewritten and deleted, and what may still have deleted rows."""
+
+    rewritten_files: int
+    deleted_files: int
+    rewritten: dict[str, int]
+    snapshot_ids: Sequence[int]
+    files: Sequence[str]
+    metadata_files: Sequence[str]
+    orphans: dict[str, Any] | None
+    failed: Sequence[str]
+    remaining: Sequence[Remaining]
+    PARTS: ClassVar = (
+        "{rewritten_files:data file} rewritten",
+        "{snapshot_ids:snapshot} expired",
+        "{deleted_files:file} deleted",
+    )
+
 
 _no_other_writers = flag(
     "--no-other-writers",
@@ -86,24 +130,11 @@ def remove_orphans(
         no_other_writers=no_other_writers,
         dry_run=dry_run,
     )
-    facts = {"table": name, "dry_run": dry_run, **_orphan_facts(found)}
-    would = "would be " if dry_run else ""
-    count = len(found.files) - len(found.failed)
-    line = f"{name}: {counted(count, 'orphan file')} {would}deleted, of {found.size} bytes in all"
-    if found.young_files:
-        line += f"; {counted(found.young_files, 'orphan file')} too young (--older-than)"
-    if found.other_tables:
-        line += f"; kept: {', '.join(found.other_tables)}, which have metadata of other tables"
-    if found.not_searched:
-        line += f"; not searched: {', '.join(found.not_searched)}"
-    if found.failed:
-        line += f"; {counted(len(found.failed), 'file')} could not be deleted (--json lists them)"
     if dry_run and not out.as_json and not out.quiet:
         for location in found.orphan_file_locations:
             print_line(one_line(location))
     code = Exit.IO if found.failed else Exit.OK
-    out.result(facts, line, code)
-    return code
+    return _Orphans(table=name, dry_run=dry_run, **_orphan_facts(found)).show(out, code)
 
 
 @click.command(cls=Command, short_help="Erase deleted rows for good.")
@@ -167,28 +198,22 @@ def erase(
             progress=progress,
         )
     found = done.orphans
-    facts: dict[str, Any] = {
-        "table": name,
-        "branch": branch,
-        "dry_run": dry_run,
-        "rewritten": asdict(done.rewritten),
-        "snapshot_ids": list(done.snapshot_ids),
-        "files": list(done.files),
-        "metadata_files": list(done.metadata_files),
-        "orphans": None if found is None else _orphan_facts(found),
-        "failed": list(done.failed),
-        "remaining": [asdict(remaining) for remaining in done.remaining],
-    }
-    code = Exit.OK if dry_run else _exit_code(done)
-    would = "would be " if dry_run else ""
-    files = len(done.files) + len(done.metadata_files)
-    files += 0 if found is None else len(found.files) - len(found.failed)
-    line = (
-        f"{name}: {counted(done.rewritten.rewritten_data_files_count, 'data file')} {would}"
-        f"rewritten, {counted(len(done.snapshot_ids), 'snapshot')} {would}expired, "
-        f"{counted(files, 'file')} {would}deleted"
-    )
-    out.result(facts, line, code)
+    deleted_files = len(done.files) + len(done.metadata_files)
+    deleted_files += 0 if found is None else len(found.files) - len(found.failed)
+    code = _Erased(
+        table=name,
+        branch=branch,
+        dry_run=dry_run,
+        rewritten_files=done.rewritten.rewritten_data_files_count,
+        deleted_files=deleted_files,
+        rewritten=asdict(done.rewritten),
+        snapshot_ids=done.snapshot_ids,
+        files=done.files,
+        metadata_files=done.metadata_files,
+        orphans=None if found is None else _orphan_facts(found),
+        failed=done.failed,
+        remaining=done.remaining,
+    ).show(out, Exit.OK if dry_run else _exit_code(done))
     if not out.as_json:
         for remaining in done.remaining:
             is_note = remaining.kind == _NOT_SEARCHED
@@ -207,12 +232,13 @@ def _exit_code(done: Erasure) -> Exit:
 
 def _orphan_facts(found: OrphanFiles) -> dict[str, Any]:
     return {
-        "orphan_file_locations": list(found.orphan_file_locations),
+        "deleted_files": len(found.files) - len(found.failed),
+        "orphan_file_locations": found.orphan_file_locations,
         "size": found.size,
         "young_files": found.young_files,
-        "other_tables": list(found.other_tables),
-        "not_searched": list(found.not_searched),
-        "failed": list(found.failed),
+        "other_tables": found.other_tables,
+        "not_searched": found.not_searched,
+        "failed": found.failed,
     }
 
 

@@ -10,7 +10,7 @@ import click
 
 from ...errors import Ags1Error
 from ..console import print_error
-from ..exits import ReaderGoneError, in_options
+from ..exits import ReaderGoneError, with_option
 
 
 class CommitConflictError(Ags1Error):
@@ -53,7 +53,7 @@ def failures(table: str) -> Iterator[None]:
         # PyIceberg's classes for what is missing have no common base.
         is_missing = library == "pyiceberg" and kind.__name__.startswith("NoSuch")
         if kind is ValueError or is_missing:
-            said = in_options(_text(error)) or kind.__name__
+            said = with_option(_text(error), error) or kind.__name__
             raise click.UsageError(f"{table}: {said}") from None
         if library in ("ags1", "builtins") or os.environ.get("AGS1_DEBUG"):
             raise

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from ..console import Output, counted
+from ..console import Output
 from ..exits import Command, Exit
 from ..kms.options import NewMasterKey, target
 from ..options import confirm, flag, output, pairs, yes
 from ..report import progress_line
+from ..results import TableResult
 from . import compacting, migrating, options, rekeying
 from .catalogs import ChangedCatalog
 from .compacting import CompactionOptions, compact_and_report
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.maintained_table import Rekeyed
     from ...iceberg.operations.catalog_jobs import MigrationResult
+    from ...iceberg.operations.relocation.relocate import RelocationResult
 
 _exposed = flag(
     "--exposed",
@@ -32,6 +35,62 @@ _exposed = flag(
 )
 
 _unencrypted = flag("--unencrypted", help="Rewrite only files that are not encrypted.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rotated(TableResult):
+    """The keys of a table, after they were rotated."""
+
+    key_id: str
+    keks: Sequence[str]
+    snapshots: int
+    PARTS: ClassVar[Sequence[str]] = (
+        "rotated under {key_id}",
+        "{keks:KEK} over the keys of {snapshots:snapshot}",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rewrapped(_Rotated):
+    PARTS: ClassVar = ("rewrapped under {key_id}", *_Rotated.PARTS[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Relocated(TableResult):
+    """A copy of a table, or the table that was moved. ``now_at`` is where its metadata is, or its
+    folder after a dry run."""
+
+    move: bool
+    registered_as: str | None
+    now_at: str
+    done: RelocationResult
+    PARTS: ClassVar = (
+        "{copied_files:file} of {copied_size:byte} copied to {now_at}",
+        "{rewritten_files:file} rewritten",
+        "{found_files:file} copied before",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expired(TableResult):
+    snapshot_ids: Sequence[int]
+    refs: Sequence[str]
+    files: int
+    key_ids: Sequence[str]
+    left_behind: Sequence[str]
+    PARTS: ClassVar = (
+        "{snapshot_ids:snapshot} expired",
+        "with them {refs}",
+        "{files:file} deleted",
+        "{key_ids:key} removed",
+        "{left_behind:file} left behind (--json lists them)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pruned(TableResult):
+    key_ids: Sequence[str]
+    PARTS: ClassVar = ("{key_ids:key} removed",)
 
 
 @click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
@@ -110,16 +169,14 @@ def rotate(
         else:
             table.rotate_keys()
         keys = table.files.keys
-    keks = [kek.key_id for kek in keys.key_encryption_keys]
-    snapshots = len(table.metadata.snapshots)
-    facts = {"table": opened.identifier, "dry_run": dry_run, "key_id": keys.table_key_id}
-    would = "would be " if dry_run else ""
-    done = "rewrapped" if rewraps else "rotated"
-    line = (
-        f"{opened.identifier}: {would}{done} under {keys.table_key_id}, "
-        f"{counted(len(keks), 'KEK')} over the keys of {counted(snapshots, 'snapshot')}"
-    )
-    out.result({**facts, "keks": keks, "snapshots": snapshots}, line)
+    done = _Rewrapped if rewraps else _Rotated
+    done(
+        table=opened.identifier,
+        dry_run=dry_run,
+        key_id=keys.table_key_id,
+        keks=[kek.key_id for kek in keys.key_encryption_keys],
+        snapshots=len(table.metadata.snapshots),
+    ).show(out)
 
 
 @click.command(cls=Command)
@@ -248,18 +305,14 @@ def relocate(
             dry_run=dry_run,
             progress=progress,
         )
-    facts = {"table": opened.identifier, "dry_run": dry_run, "move": move}
-    facts |= {"registered_as": register_as, **asdict(done)}
-    would = "would be " if dry_run else ""
-    line = (
-        f"{opened.identifier}: {counted(done.copied_files, 'file')} of {done.copied_size} bytes "
-        f"{would}copied, {done.rewritten_files} {would}rewritten"
-    )
-    if done.found_files:
-        line += f", {done.found_files} copied before"
-    copy = "the table" if move else "the copy"
-    line += f"; {copy} {'would be' if dry_run else 'is'} {done.metadata_location or done.location}"
-    out.result(facts, line)
+    _Relocated(
+        table=opened.identifier,
+        dry_run=dry_run,
+        move=move,
+        registered_as=register_as,
+        now_at=done.metadata_location or done.location,
+        done=done,
+    ).show(out)
 
 
 @click.command(cls=Command)
@@ -330,22 +383,15 @@ def expire(
         dry_run=dry_run,
     )
     files = 0 if keep_files else len(done.files.locations) - len(done.failed)
-    facts: dict[str, Any] = {"table": name, "dry_run": dry_run}
-    facts |= {"snapshot_ids": list(done.snapshot_ids), "refs": list(done.refs)}
-    facts |= {"files": files, "key_ids": list(done.key_ids)}
-    facts["left_behind"] = list(done.left_behind)
-    would = "would be " if dry_run else ""
-    line = f"{name}: {counted(len(done.snapshot_ids), 'snapshot')} {would}expired"
-    if done.refs:
-        line += f" (with {', '.join(done.refs)})"
-    line += f", {counted(files, 'file')} {would}deleted"
-    if done.key_ids:
-        line += f", {counted(len(done.key_ids), 'key')} {would}removed"
-    if done.left_behind:
-        line += f", {counted(len(done.left_behind), 'file')} left behind (--json lists them)"
-    code = Exit.IO if done.failed else Exit.OK
-    out.result(facts, line, code)
-    return code
+    return _Expired(
+        table=name,
+        dry_run=dry_run,
+        snapshot_ids=done.snapshot_ids,
+        refs=done.refs,
+        files=files,
+        key_ids=done.key_ids,
+        left_behind=done.left_behind,
+    ).show(out, Exit.IO if done.failed else Exit.OK)
 
 
 @click.command(
@@ -373,10 +419,7 @@ def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> No
     else:
         confirm(f"Remove the keys of {name} that nothing refers to?", yes=yes)
         removed = table.prune_keys()
-    would = "would be " if dry_run else ""
-    facts = {"table": name, "dry_run": dry_run, "key_ids": removed}
-    line = f"{name}: {counted(len(removed), 'key')} {would}removed"
-    out.result(facts, line)
+    _Pruned(table=name, dry_run=dry_run, key_ids=removed).show(out)
 
 
 COMMANDS = (migrate, rotate, rekey, compact, relocate, expire, prune_keys)

@@ -3,16 +3,17 @@ what they print. Knows nothing of where the files are encrypted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from ..console import Output, counted
+from ..console import Output
 from ..exits import Exit
 from ..options import confirm, flag, grouped, yes
 from ..report import progress_line
+from ..results import TableResult
 from . import options
 from .catalogs import ChangedCatalog
 from .options import TableOptions
@@ -30,6 +31,26 @@ class MigrationOptions:
     drop_refs: bool
     dry_run: bool
     yes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Migrated(TableResult):
+    """What a migration has done. ``configuration`` is what readers need in theirs."""
+
+    files: int
+    size: int
+    rows: int
+    dropped_refs: Sequence[str]
+    configuration: Sequence[str]
+    plaintext_deleted: int = 0
+    plaintext_left: Sequence[str] = ()
+    plaintext_outside: Sequence[str] = ()
+    unreadable: Sequence[str] = ()
+    PARTS: ClassVar = (
+        "{files:file} of {size:byte} and {rows:row} encrypted",
+        "{plaintext_left:unencrypted file} left (--json lists them)",
+        "{plaintext_outside:unencrypted file} left outside its folder (--json lists them)",
+    )
 
 
 opening = options.changing(
@@ -98,34 +119,22 @@ def _lines_for_readers(where: TableOptions) -> list[str]:
 def _report(
     table: str, done: MigrationResult, asked: MigrationOptions, lines: list[str], out: Output
 ) -> int:
-    left = done.plaintext
-    facts: dict[str, Any] = {
-        "table": table,
-        "dry_run": asked.dry_run,
-        "files": done.files,
-        "size": done.size,
-        "rows": done.rows,
-        "dropped_refs": list(done.dropped_refs),
-        "configuration": lines,
-    }
-    would = "would be " if asked.dry_run else ""
-    line = (
-        f"{table}: {counted(done.files, 'file')} of {done.size} bytes and "
-        f"{counted(done.rows, 'row')} {would}encrypted"
-    )
-    if left is not None:
+    facts: dict[str, Any] = {}
+    if (left := done.plaintext) is not None:
         remaining = done.failed if asked.delete_plaintext else left.inside
-        facts |= {
-            "plaintext_deleted": len(left.inside) - len(remaining) if asked.delete_plaintext else 0,
-            "plaintext_left": list(remaining),
-            "plaintext_outside": list(left.outside),
-            "unreadable": list(left.unreadable),
-        }
-        number = len(remaining) + len(left.outside)
-        if number:
-            line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
-    code = Exit.IO if done.failed else Exit.OK
-    out.result(facts, line, code)
+        facts["plaintext_left"] = remaining
+        facts["plaintext_deleted"] = len(left.inside) - len(remaining)
+        facts["plaintext_outside"], facts["unreadable"] = left.outside, left.unreadable
+    code = _Migrated(
+        table=table,
+        dry_run=asked.dry_run,
+        files=done.files,
+        size=done.size,
+        rows=done.rows,
+        dropped_refs=done.dropped_refs,
+        configuration=lines,
+        **facts,
+    ).show(out, Exit.IO if done.failed else Exit.OK)
     if lines and not asked.dry_run and not out.as_json:
         out.result({}, "readers need the KMS in the catalog's configuration: add these lines to it")
         for text in lines:

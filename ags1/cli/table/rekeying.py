@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from ..console import Output, counted
+from ..console import Output
 from ..options import grouped
 from ..report import progress_line
+from ..results import BranchResult
 from . import options
 from .catalogs import ChangedCatalog
 from .filters import parsed_filter
@@ -17,6 +18,15 @@ from .options import TableOptions
 
 if TYPE_CHECKING:
     from ...iceberg.maintained_table import Rekeyed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rekeyed(BranchResult):
+    done: Rekeyed
+    PARTS: ClassVar = (
+        "{files:file} of {size:byte} rewritten under fresh keys",
+        "{manifests:plaintext manifest} encrypted",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +57,4 @@ def rekey_and_report(
     files = parsed_filter(table, asked.row_filter, "--filter")
     with progress_line(name, out) as progress:
         done = rekey(table, files, branch=asked.branch, dry_run=asked.dry_run, progress=progress)
-    facts: dict[str, Any] = {
-        "table": name,
-        "branch": asked.branch,
-        "dry_run": asked.dry_run,
-        "files": done.files,
-        "size": done.size,
-        "manifests": done.manifests,
-    }
-    would = "would be " if asked.dry_run else ""
-    line = f"{name}: {counted(done.files, 'file')} of {done.size} bytes {would}under fresh keys"
-    if done.manifests:
-        line += f", {counted(done.manifests, 'plaintext manifest')} {would}encrypted"
-    out.result(facts, line)
+    _Rekeyed(table=name, branch=asked.branch, dry_run=asked.dry_run, done=done).show(out)

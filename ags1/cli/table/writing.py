@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -15,6 +16,7 @@ from ..console import Output, counted
 from ..exits import Command
 from ..options import PATH, confirm, flag, grouped, output, yes
 from ..report import Report
+from ..results import BranchResult, TableResult
 from . import options
 from .catalogs import ChangedCatalog
 from .filters import parsed_filter
@@ -23,6 +25,53 @@ from .options import TableOptions
 if TYPE_CHECKING:
     from ...iceberg import EncryptedTable
     from ...iceberg.transaction import EncryptedTransaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changed(BranchResult):
+    """What became of a branch's rows and of the files that had rows which are deleted."""
+
+    snapshot_ids: Sequence[int] = ()
+    deleted_rows: int = 0
+    dropped_files: int = 0
+    marked_files: int = 0
+    rewritten_files: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Deleted(_Changed):
+    PARTS: ClassVar = (
+        "{deleted_rows:row} deleted",
+        "{dropped_files:file} dropped",
+        "rows of {marked_files:file} marked",
+        "{rewritten_files:file} written with the rows that stay",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written(_Changed):
+    rows: int
+    files: int = 0
+    size: int = 0
+    PARTS: ClassVar = (
+        "{rows:row} appended",
+        "{files:file} written",
+        "{deleted_rows:row} deleted",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dropped(TableResult):
+    purge: bool
+    metadata_location: str | None
+    files: int
+    left_behind: Sequence[str]
+    PARTS: ClassVar = (
+        "dropped",
+        "its metadata is {metadata_location}",
+        "{files:file} deleted",
+        "{left_behind:file} left behind (--json lists them)",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,30 +174,19 @@ def delete(
     """
     table = ChangedCatalog(where).load()
     expression = parsed_filter(table, row_filter, "FILTER")
-    facts: dict[str, Any] = {"table": ".".join(table.name()), "branch": branch, "dry_run": dry_run}
+    done = functools.partial(_Deleted, table=".".join(table.name()), branch=branch, dry_run=dry_run)
     if dry_run:
-        facts |= _would_delete(table, branch, expression, "delete")
-    else:
-        _confirm_if_all(table, branch, expression, "Delete", yes=yes)
-        transaction = table.transaction()
-        with transaction, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the line below says that nothing matched
-            transaction.delete(expression, branch=branch)
-            made = _staged_ids(table, transaction)
-        summaries = _summaries(table, made)
-        facts |= {"snapshot_ids": sorted(made)} | _deleted(summaries, 0)
-        facts["rewritten_files"] = _sum(summaries, "added-data-files")
-    would = "would be " if dry_run else ""
-    line = (
-        f"{facts['table']}: {counted(facts['deleted_rows'], 'row')} {would}deleted: "
-        f"{counted(facts['dropped_files'], 'file')} {would}dropped"
-    )
-    if facts["marked_files"]:
-        line += f", rows of {counted(facts['marked_files'], 'other')} {would}marked"
-    if facts["rewritten_files"]:
-        files = counted(facts["rewritten_files"], "file")
-        line += f", {files} {would}written with the rows that stay"
-    out.result(facts, line)
+        done(**_would_delete(table, branch, expression, "delete")).show(out)
+        return
+    _confirm_if_all(table, branch, expression, "Delete", yes=yes)
+    transaction = table.transaction()
+    with transaction, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the result says that nothing matched
+        transaction.delete(expression, branch=branch)
+        made = _staged_ids(table, transaction)
+    summaries = _summaries(table, made)
+    rewritten = _sum(summaries, "added-data-files")
+    done(snapshot_ids=sorted(made), rewritten_files=rewritten, **_deleted(summaries, 0)).show(out)
 
 
 @click.command(cls=Command)
@@ -169,34 +207,33 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
       ags1 table drop db.flights --catalog prod --purge --yes
     """
     opened = ChangedCatalog(where, keys=purge)
-    facts: dict[str, Any] = {"table": opened.identifier, "purge": purge, "dry_run": dry_run}
-    would = "would be " if dry_run else ""
-    line = f"{opened.identifier} {would}dropped"
+    location, files = None, 0
+    left: Sequence[str] = ()
     if not purge:
-        location = None
         # A table that is damaged can go, too.
         with suppress(Ags1Error, OSError):
             location = opened.catalog.load_table(opened.identifier).metadata_location
-        facts["metadata_location"] = location
         if not dry_run:
             confirm(f"Remove {opened.identifier} from its catalog?", yes=yes)
             opened.catalog.drop_table(opened.identifier)
-        if location is not None:
-            line += f"; its metadata is {location}"
     else:
         from ...iceberg.operations.expire import expire_all
 
         encrypted = opened.load()
-        files = expire_all(encrypted.view().metadata).find_files(encrypted.files, encrypted.folders)
-        facts |= {"files": len(files.locations), "left_behind": list(files.left_behind)}
-        number = counted(len(files.locations), "file")
+        found = expire_all(encrypted.view().metadata).find_files(encrypted.files, encrypted.folders)
+        files, left = len(found.locations), found.left_behind
         if not dry_run:
+            number = counted(files, "file")
             confirm(f"Drop {opened.identifier} and delete its {number}?", yes=yes)
             opened.catalog.purge_table(opened.identifier)
-        line += f", {number} {would}deleted"
-        if files.left_behind:
-            out.note(f"{counted(len(files.left_behind), 'file')} left behind (--json lists them)")
-    out.result(facts, line)
+    _Dropped(
+        table=opened.identifier,
+        dry_run=dry_run,
+        purge=purge,
+        metadata_location=location,
+        files=files,
+        left_behind=left,
+    ).show(out)
 
 
 def _write(
@@ -210,13 +247,12 @@ def _write(
     yes: bool,
 ) -> None:
     """Append rows; replace those for which the filter ``replaced`` is true, None for none."""
-    from ...iceberg.spec.constants import MAIN_BRANCH
     from .inputs import TableRows
 
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     expression = None if replaced is None else parsed_filter(table, replaced, "--filter")
-    facts: dict[str, Any] = {"table": name, "branch": branch, "dry_run": dry_run}
+    facts: dict[str, Any] = {}
     source = TableRows(rows.files, rows.input_format, table.view().metadata)
     source.check()
     if expression is not None and not dry_run:
@@ -238,21 +274,11 @@ def _write(
                     transaction.overwrite(reader, expression, branch=branch)
                 ids = _staged_ids(table, transaction)
             made = _summaries(table, ids)
-            facts["files"] = _sum(made, "added-data-files")
+            facts = {"files": _sum(made, "added-data-files"), "snapshot_ids": sorted(ids)}
             facts["size"] = _sum(made, "added-files-size")
-            facts["snapshot_ids"] = sorted(ids)
             if expression is not None:
                 facts |= _deleted(made, source.rows)
-    facts["rows"] = source.rows
-    would = "would be " if dry_run else ""
-    line = f"{name}: {counted(facts['rows'], 'row')} {would}appended"
-    if not dry_run:
-        line += f" in {counted(facts['files'], 'file')}"
-    if expression is not None:
-        line += f", {counted(facts['deleted_rows'], 'row')} {would}deleted"
-    if branch != MAIN_BRANCH:
-        line += f", on the branch {branch}"
-    out.result(facts, line)
+    _Written(table=name, branch=branch, dry_run=dry_run, rows=source.rows, **facts).show(out)
 
 
 def _confirm_if_all(

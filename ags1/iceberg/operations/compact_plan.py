@@ -23,6 +23,7 @@ from typing import cast
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import FileScanTask
 
+from ...errors import ArgumentError
 from ..read.planning import partition_of, path_of_all
 from ..read.records import ContentFile
 from ..read.splits import splits_of
@@ -72,22 +73,20 @@ class RewriteOptions:
         for name in ("target_file_size_bytes", "min_input_files", "max_file_group_size_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
+                raise ArgumentError(f"{value} is too small: it must be at least 1", parameter=name)
         for name in ("min_file_size_bytes", "delete_file_threshold"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise ValueError(f"{name} is {value}: it must be at least 0")
+                raise ArgumentError(f"{value} is too small: it must be at least 0", parameter=name)
         if not 0 < self.delete_ratio_threshold <= 1:
-            raise ValueError(
-                f"delete_ratio_threshold is {self.delete_ratio_threshold}: it must be more than 0 "
-                "and at most 1"
-            )
+            said = f"{self.delete_ratio_threshold} must be more than 0 and at most 1"
+            raise ArgumentError(said, parameter="delete_ratio_threshold")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The sizes that decide (stored bytes): of new files, and the smallest and the largest that a
-    file may have without being rewritten. Raises ValueError unless the target lies between these
+    file may have without being rewritten. Raises ArgumentError unless the target lies between these
     two: otherwise each run would rewrite the files of the last one."""
 
     target: int
@@ -96,10 +95,11 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if not self.least < self.target < self.most:
-            raise ValueError(
-                f"target_file_size_bytes ({self.target}) must be more than min_file_size_bytes "
-                f"({self.least}) and less than max_file_size_bytes ({self.most}): otherwise the "
-                "new files would be rewritten again"
+            raise ArgumentError(
+                f"the target ({self.target} bytes) must be more than the size below which files "
+                f"are rewritten ({self.least}), and less than that above which they are "
+                f"({self.most}): otherwise the new files would be rewritten again",
+                parameter="target_file_size_bytes",
             )
 
     @classmethod

@@ -40,7 +40,7 @@ from typing import Any, Literal, get_args
 
 from pyiceberg.exceptions import ValidationException
 
-from ...errors import MetadataIntegrityError
+from ...errors import ArgumentError, MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
@@ -113,15 +113,16 @@ def age_limit(
     """Return the limit of age as epoch ms; the default is three days ago. ``name`` is
     that of the argument.
 
-    Raises ValueError if it is less than 24 hours ago, as Java's procedure does, unless
+    Raises ArgumentError if it is less than 24 hours ago, as Java's procedure does, unless
     ``no_other_writers`` says that nobody else writes to the table.
     """
     now = now_ms()
     limit = now - _DEFAULT_AGE_MS if older_than is None else round(older_than.timestamp() * 1000)
     if limit > now - _MIN_AGE_MS and not no_other_writers:
-        raise ValueError(
-            f"{name} must be at least 24 hours ago: a younger file may belong to a commit that "
-            "is under way. If nobody else writes to the table, pass no_other_writers=True"
+        raise ArgumentError(
+            "the limit of age must be at least 24 hours ago: a younger file may belong to a commit "
+            "that is under way. If nobody else writes to the table, say so",
+            parameter=name,
         )
     return limit
 
@@ -347,12 +348,13 @@ def _without_mismatches(
             mismatches[file.location] = needed
     if mismatches and mode == "error":
         location, needed = next(iter(mismatches.items()))
-        raise ValidationException(
+        error = ValidationException(
             f"the table needs {len(mismatches)} files that differ from files in its folders only "
             f"in the bucket or host, such as {needed} and {location}: nothing was deleted. If they "
-            "are the same files, pass prefix_mismatch_mode='ignore'; if they certainly are not, "
-            "'delete'"
+            "are the same files, choose 'ignore'; if they certainly are not, 'delete'"
         )
+        error.parameter = "prefix_mismatch_mode"  # type: ignore[attr-defined]
+        raise error
     return tuple(file for file in files if file.location not in mismatches)
 
 

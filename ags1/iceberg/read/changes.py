@@ -301,9 +301,11 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
                 raise
             said = (
                 f"the snapshot before {number} was expired, and with it files whose rows {number} "
-                f"removed: start after this snapshot, with from_snapshot_id_exclusive={number}"
+                f"removed: start after snapshot {number}"
             )
-            raise FileNotFoundError(errno.ENOENT, said) from error
+            missing = FileNotFoundError(errno.ENOENT, said)
+            missing.parameter = "from_snapshot_id_exclusive"  # type: ignore[attr-defined]
+            raise missing from error
 
     def _late_filter(self) -> RowFilter | None:
         bound = bound_filter(self.row_filter, self._columns, case_sensitive=self.case_sensitive)

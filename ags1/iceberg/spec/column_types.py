@@ -163,11 +163,14 @@ def check_readable(schema: Schema, way: str | None = None) -> None:
     message advises, by default to select other columns."""
     for field in _opaque(schema.fields):
         others = tuple(f.name for f in schema.fields if not any(_opaque([f])))
+        parameter = None
         if way is None and others:
-            way = f"read others, as by selected_fields={others[:_NAMED]!r}"
+            parameter = "selected_fields"
+            way = f"select others, such as {', '.join(others[:_NAMED])}"
         raise UnsupportedTypeError(
             f"column {schema.find_column_name(field.field_id)!r} has type {field.field_type}, "
-            f"which this version does not read{f': {way}' if way else ''}"
+            f"which this version does not read{f': {way}' if way else ''}",
+            parameter=parameter,
         )
 
 
