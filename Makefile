@@ -149,11 +149,13 @@ lint: native $(VENV)/.with-lint
 	lint-imports --no-cache
 
 # The wheel is built from the source distribution, so that both are known to be whole.
-wheel: dev
+wheel: native $(VENV)/.with-release
 	@rm -rf build/wheel dist
 	AGS1_OPENSSL=vendored $(BIN)/python -m build --outdir build/wheel
 	auditwheel repair --wheel-dir dist build/wheel/*.whl
 	@cp build/wheel/*.tar.gz dist/
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 	AGS1_WHEEL="$$(ls -d $(CURDIR)/dist/*.whl)" $(BIN)/python -m pytest tests/test_build.py
 
 # Another kind of build lives in a copy of the tree, so that the one in place stays as it is.

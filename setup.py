@@ -13,6 +13,7 @@ so that a static one is in the process once. AGS1_BUILD says how to compile:
 import json
 import os
 import platform
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -154,7 +155,20 @@ def configure(extension, kind, library):
         )
 
 
+def readme():
+    """The README for the package index, which has none of the files that it links to."""
+    if not Path("README.md").exists():  # a copy of the tree, for another kind of build
+        return ""
+    project = Path("pyproject.toml").read_text("utf-8")
+    (repository,) = re.findall(r'^Repository = "(.*)"$', project, re.MULTILINE)
+    text = Path("README.md").read_text("utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https:)", rf"\1{repository}/raw/main/", text)
+    return re.sub(r"(\]\()(?!https:)", rf"\1{repository}/blob/main/", text)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(".".join(path.with_suffix("").parts), [path.as_posix()])
         for path in sorted(Path("ags1").rglob("*.pyx"))

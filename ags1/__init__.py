@@ -58,7 +58,7 @@ from .reader import Reader
 from .stream import open
 from .writer import Writer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Ags1Error",

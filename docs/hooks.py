@@ -29,6 +29,8 @@ OUTSIDE = {
     "README.md": "index.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
     "ags1/spark/README.md": "spark.md",
     "bench/README.md": "benchmarks.md",
 }

@@ -19,6 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import test_docs
+
+import ags1
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -282,13 +285,79 @@ def test_the_wheel_has_the_plugin_for_java_if_it_was_built(installed: Path) -> N
     assert not built or built == [f"ags1-iceberg-{project_version()}.jar"]
 
 
-def test_the_plugin_for_java_has_the_version_of_the_package() -> None:
-    assert f"<version>{project_version()}</version>" in (ROOT / "jvm" / "pom.xml").read_text()
+def test_the_version_is_the_same_everywhere() -> None:
+    version = project_version()
+    assert ags1.__version__ == version
+    assert f"<version>{version}</version>" in (ROOT / "jvm" / "pom.xml").read_text()
+    assert f"## {version} (" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_owner_fills_in_one_address() -> None:
+    """Every other file that is published names the repository by what these lines say."""
+    project = (ROOT / "pyproject.toml").read_text()
+    urls = re.findall(r'^(\w+) = "(https://.*)"$', project, re.MULTILINE)
+    (repository,) = [url for name, url in urls if name == "Repository"]
+    assert all(url.startswith(repository) for _, url in urls)
+    pages = [ROOT / "README.md", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    assert not [path for path in pages if repository in path.read_text()]
 
 
 def project_version() -> str:
     (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     return str(version)
+
+
+@pytest.mark.slow
+def test_the_readme_runs_on_the_wheel_without_a_compiler(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    programs, home = tmp_path / "programs", tmp_path / "home"
+    for folder in (programs, home):
+        folder.mkdir()
+    for name in ("sh", "mkdir", "cp"):
+        (programs / name).symlink_to(needs(name))
+    python = installed / "bin" / "python"
+    environment = {
+        "PATH": f"{installed / 'bin'}:{programs}",
+        "HOME": str(home),
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
+    }
+    environment["PIP_CONFIG_FILE"] = pip_configuration()
+    assert shutil.which("cc", path=environment["PATH"]) is None
+    install = [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+    wanted = [f"ags1[fsspec,iceberg] @ {wheel.resolve().as_uri()}", "pandas"]
+    subprocess.run([*install, *wanted], env=environment, check=True)
+    # What messages of errors say, where ags1 is installed and the index does not have it.
+    extra = [*install, "--no-index", "--no-deps", "--dry-run", "ags1[gcp]"]
+    subprocess.run(extra, env=environment, check=True)
+
+    (tmp_path / "blocks.json").write_text(json.dumps(test_docs.blocks(test_docs.FIRST)))
+    run = [python, "-I", "-c", test_docs.RUN, str(tmp_path / "blocks.json")]
+    subprocess.run(run, cwd=home, env=environment, check=True)
+
+
+def pip_configuration() -> str:
+    """Return where pip's configuration is, for a home that has none."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "debug"], capture_output=True, text=True
+    )
+    found = re.findall(r"^\s+(/.*), exists: True", listed.stdout, re.MULTILINE)
+    return str(found[-1]) if found else os.devnull
+
+
+@pytest.mark.slow
+def test_links_of_the_readme_lead_to_the_repository(installed: Path) -> None:
+    """The package index shows the README, and has no file beside it."""
+    (path,) = installed.glob("lib/python*/site-packages/ags1-*.dist-info/METADATA")
+    targets = re.findall(r"\]\(([^)]+)\)", path.read_text())
+    assert len(targets) > 20
+    assert not [target for target in targets if not target.startswith("https://")]
+
+
+@pytest.mark.slow
+def test_the_wheel_is_small(wheel: Path) -> None:
+    """docs/release.md says why it is as large as it is."""
+    assert wheel.stat().st_size < 10 << 20
 
 
 @pytest.mark.slow

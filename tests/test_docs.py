@@ -31,7 +31,11 @@ DOCUMENTS = [
     "README.md",
     *sorted(path.relative_to(PROJECT).as_posix() for path in PROJECT.glob("docs/**/*.md")),
 ]
-LINKING = [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "bench/README.md", "ags1/spark/README.md"]
+LINKING = [
+    *DOCUMENTS,
+    *("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md"),
+    *("bench/README.md", "ags1/spark/README.md"),
+]
 
 # A story: (document, its sections) in the order in which a reader follows them.
 Story = list[tuple[str, list[str]]]
