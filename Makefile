@@ -68,6 +68,7 @@ with: native
 jvm: jvm/target/.made
 jvm/target/.made: jvm/pom.xml $(shell find jvm/src -name '*.java')
 	@echo "== building the plug-in for Iceberg's Java runtime"
+	@rm -f jvm/target/ags1-iceberg-*.jar
 	@mvn --batch-mode --quiet --file jvm/pom.xml package
 	@rm -rf ags1/spark/jars && mkdir -p ags1/spark/jars && cp jvm/target/ags1-iceberg-*.jar ags1/spark/jars
 	@touch $@

@@ -85,7 +85,7 @@ def front_again(results: Path) -> Path:
 def _front(path: Path, rates: dict[str, float], caption: str) -> Path:
     """Draw a few bars that can be read where a page is 800 pixels wide, or a telephone."""
     plt = _pyplot()
-    figure, axis = plt.subplots(figsize=(7.6, 2.9))
+    figure, axis = plt.subplots(figsize=(7.6, 2.5))
     values = [rate / 1e9 for rate in rates.values()]
     axis.barh(range(len(rates)), values, color=[_colour(name) for name in rates], height=0.66)
     axis.set_yticks(range(len(rates)), [FRONT_NAMES[name] for name in rates], fontsize=14)

@@ -38,6 +38,9 @@ RESULTS = ("bench/results", "results")
 EXAMPLES = ("docs/examples", "tutorials")
 COMMANDS = "reference/commands.md"
 FRONT = "index.md"
+# How much a page counts in the search: messages of errors are explained on one page, and the list
+# of changes has the words of all others.
+BOOST = {"troubleshooting.md": 8, "faq.md": 2, "changelog.md": 0.2}
 
 _LINK = re.compile(
     r"(?P<fence>^ *```.*?^ *```)"
@@ -76,6 +79,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     paths = {name: path for path, name in names.items()}
     here = page.file.src_uri
     source = paths.get(here, f"docs/{here}")
+    if here in BOOST:
+        page.meta["search"] = {"boost": BOOST[here]}
     if here == FRONT:
         page.meta["hide"] = ["navigation"]
     linked = _LINK.sub(partial(_linked, names, source, here), markdown)

@@ -45,8 +45,8 @@ FILES: Story = [
         ["In Python", "From the shell", "With pandas, pyarrow, Polars, DuckDB and Dask"],
     )
 ]
-FIRST: Story = [("README.md", ["Files", "Tables"])]
-SPARK: Story = [("README.md", ["Files", "Tables", "Spark"])]
+FIRST: Story = [("README.md", ["", "Files", "Tables"])]
+SPARK: Story = [("README.md", ["", "Files", "Tables", "Spark"])]
 KEYRING: Story = [("docs/keys.md", ["A keyring", "The key of one message"])]
 AWS: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS"])]
 VAULT: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])]
