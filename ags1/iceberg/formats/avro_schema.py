@@ -190,7 +190,10 @@ def _layout(avro: Any, named: dict[str, Any]) -> Any:
         return named.get(avro, avro)
     if isinstance(avro, list):
         return [_layout(branch, named) for branch in avro]
-    laid: list[Any] = [_layout(avro["type"], named), {name: avro[name] for name in _MEANINGFUL if name in avro}]
+    laid: list[Any] = [
+        _layout(avro["type"], named),
+        {name: avro[name] for name in _MEANINGFUL if name in avro},
+    ]
     laid += (_layout(avro[part], named) for part in ("items", "values") if part in avro)
     laid += ([f.get("field-id"), _layout(f["type"], named)] for f in avro.get("fields", ()))
     if "name" in avro:

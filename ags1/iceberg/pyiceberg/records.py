@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from uuid import UUID
@@ -58,7 +58,10 @@ MANIFEST_FILE = _names(MANIFEST_LIST_FILE_SCHEMAS[3].as_struct())
 
 def values_of(record: Record) -> tuple[Any, ...]:
     """Return a record's values, in its order."""
-    return tuple(record[at] for at in range(len(record)))
+    values: list[Any] = record._data
+    if isinstance(record, FileRecord):
+        values = [record[at] for at in range(len(values))]
+    return tuple(values)
 
 
 class Field(Generic[_T]):
@@ -188,12 +191,12 @@ def _shape(reader: Any) -> Shape:
 
 
 def _record_shape(reader: readers.StructReader) -> Shape:
-    made: Callable[..., Any] = reader.create_struct
+    made: Any = reader.create_struct
     places = [-1 if place is None else place for place, _ in reader.field_readers]
     parts = tuple(_shape(part) for _, part in reader.field_readers)
     lazy: list[int] = []
     row_id = -1
-    if issubclass(made, FileRecord):  # type: ignore[arg-type]
+    if issubclass(made, FileRecord):
         lazy = [made.names.index(name) for name in made.lazy]
         row_id = made.names.index("first_row_id")
     return Shape(

@@ -100,11 +100,11 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
     content_offset = Field[int | None]()
     content_size_in_bytes = Field[int | None]()
     # Metrics of the columns, by field ID.
-    value_counts = Field["dict[int, int]"]()  # type: ignore[assignment]
-    null_value_counts = Field["dict[int, int]"]()  # type: ignore[assignment]
-    nan_value_counts = Field["dict[int, int]"]()  # type: ignore[assignment]
-    lower_bounds = Field["dict[int, bytes]"]()  # type: ignore[assignment]
-    upper_bounds = Field["dict[int, bytes]"]()  # type: ignore[assignment]
+    value_counts = Field["dict[int, int]"]()
+    null_value_counts = Field["dict[int, int]"]()
+    nan_value_counts = Field["dict[int, int]"]()
+    lower_bounds = Field["dict[int, bytes]"]()
+    upper_bounds = Field["dict[int, bytes]"]()
 
     @classmethod
     def of(cls, *, spec_id: int = 0, **fields: Any) -> Self:
@@ -204,7 +204,7 @@ class ManifestEntry(NamedRecord, PyIcebergEntry):
 
     def existing(self) -> ManifestEntry:
         """Return the entry for a manifest that a later snapshot writes."""
-        return self.replace(status=EXISTING)
+        return self if self.status == EXISTING else self.replace(status=EXISTING)
 
     def deleted(self, snapshot_id: int) -> ManifestEntry:
         """Return the entry by which a snapshot removes the file."""
