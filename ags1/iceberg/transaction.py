@@ -368,7 +368,7 @@ class EncryptedTransaction(BuiltTransaction):
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
         rewrites = copy_on_write and bool(plan.vectors)
         read = Read(row_filter, plan.read, columns, isolated_as, case_sensitive, rewrites)
-        changed = [entry for _, entry in plan.vectors.values()] if rewrites else []
+        changed = plan.rewritable if rewrites else []
         removed = [*plan.dropped, *changed, *plan.superseded]
         if rewrites:
             committed = self._attempt.committed.metadata.get("last-sequence-number", 0)

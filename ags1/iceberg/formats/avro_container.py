@@ -73,8 +73,17 @@ class Container:
         if start > marker:
             marker = window.find(self._sync, start)
         first = marker + SYNC_SIZE if marker >= 0 else self._size
-        for rows, data in self._stored_blocks(window, first, end):
-            yield rows, self._decompress(data, self._max_block_size)
+        for rows, stored in self._stored_blocks(window, first, end):
+            yield rows, self.decompressed(stored)
+
+    def stored_blocks(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield all blocks: the number of rows, and their bytes as they are stored."""
+        window = _Window(self._pread, self._size)
+        return self._stored_blocks(window, self._data_start, self._size)
+
+    def decompressed(self, stored: memoryview) -> Buffer:
+        """Return the bytes of a block's rows."""
+        return self._decompress(stored, self._max_block_size)
 
     def rows_before(self, end: int) -> int:
         """Return how many rows lie in the blocks of the splits before ``end``."""
@@ -336,7 +345,11 @@ class NewContainer:
 
     def block(self, rows: int, data: bytes) -> bytes:
         """Return a block of ``rows`` rows, whose encodings are ``data``."""
-        return long(rows) + prefixed(self._codec.compress(data)) + self._sync
+        return self.stored_block(rows, self._codec.compress(data))
+
+    def stored_block(self, rows: int, stored: bytes) -> bytes:
+        """Return a block of ``rows`` rows, as another file of the same codec has it ``stored``."""
+        return long(rows) + prefixed(stored) + self._sync
 
 
 def compact(value: Any) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 from pyiceberg import types
 from pyiceberg.utils.decimal import decimal_required_bytes
 
+from ._avro_decoder import Block, EncodedFile
 from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, long, prefixed, string
-from .avro_schema import avro_schema
+from .avro_schema import avro_schema, layout
 
 _Encode = Callable[[Any], bytes]
 
@@ -27,20 +28,55 @@ class RecordFile:
         self, struct: types.StructType, name: str, properties: Mapping[str, str], codec: AvroCodec
     ) -> None:
         self._encode = _encoder(struct)
-        self._container = NewContainer(avro_schema(struct, name), properties, codec)
+        schema = avro_schema(struct, name)
+        self._codec = codec.name
+        self._layout = layout(schema)
+        self._container = NewContainer(schema, properties, codec)
         self._parts = [self._container.header]
         self.size = len(self._parts[0])
         self._records: list[bytes] = []
         self._block_size = 0
+        # A block of another file of which all records so far, the last ones here, came unchanged.
+        self._whole: Block | None = None
+        self._whole_from = 0
 
     def add(self, values: Sequence[Any]) -> None:
         """Add a record with these values of its fields: a sequence for a struct, the unscaled value
         for a decimal, bytes for a UUID. Raises ValueError for a value its field cannot have."""
-        encoded = self._encode(values)
+        self._whole = None
+        self._add(self._encode(values))
+
+    def can_copy(self, file: EncodedFile) -> bool:
+        """Return whether an entry with the bytes of ``file`` has this file's schema."""
+        return file.block.layout == self._layout
+
+    def add_copy(self, file: EncodedFile, entry: bytes) -> None:
+        """Add a record that ``file.entry`` has made. If all records of a block come as they were
+        read, in their order, that block is copied as it is stored."""
+        block = file.block
+        if not file.is_as_read(entry) or block.codec != self._codec:
+            self._whole = None
+        elif file.number == 0:
+            self._whole, self._whole_from = block, len(self._records)
+        elif block is not self._whole or file.number != len(self._records) - self._whole_from:
+            self._whole = None
+        if self._whole is not None and file.number == block.rows - 1:
+            self._copy_block(block)
+        else:
+            self._add(entry)
+
+    def _add(self, encoded: bytes) -> None:
         self._records.append(encoded)
         self._block_size += len(encoded)
-        if self._block_size >= NEW_BLOCK_SIZE:
+        if self._block_size >= NEW_BLOCK_SIZE and self._whole is None:
             self._end_block()
+
+    def _copy_block(self, block: Block) -> None:
+        del self._records[self._whole_from :]
+        if self._records:
+            self._end_block()
+        self._append(self._container.stored_block(block.rows, block.stored))
+        self._whole = None
 
     def finish(self) -> bytes:
         """Return the whole file."""
@@ -49,7 +85,9 @@ class RecordFile:
         return b"".join(self._parts)
 
     def _end_block(self) -> None:
-        part = self._container.block(len(self._records), b"".join(self._records))
+        self._append(self._container.block(len(self._records), b"".join(self._records)))
+
+    def _append(self, part: bytes) -> None:
         self._parts.append(part)
         self.size += len(part)
         self._records = []

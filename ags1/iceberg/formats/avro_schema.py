@@ -10,6 +10,7 @@ Follows the Avro specification, "Logical Types", and Iceberg's, "Avro". Knows no
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -176,6 +177,34 @@ def avro_schema(struct: types.StructType, name: str = "table") -> dict[str, Any]
     """Return the Avro schema (parsed JSON) of records with a struct's fields."""
     converted: dict[str, Any] = _avro_type(struct, name, set())
     return converted
+
+
+def layout(avro: Any) -> str:
+    """Return a text that two Avro schemas (parsed JSON) share only if the same bytes are the same
+    values in both: the types and the IDs of their fields, in order, without names and words."""
+    return json.dumps(_layout(avro, {}))
+
+
+def _layout(avro: Any, named: dict[str, Any]) -> Any:
+    if isinstance(avro, str):
+        return named.get(avro, avro)
+    if isinstance(avro, list):
+        return [_layout(branch, named) for branch in avro]
+    laid: list[Any] = [
+        _layout(avro["type"], named),
+        {name: avro[name] for name in _MEANINGFUL if name in avro},
+    ]
+    laid += (_layout(avro[part], named) for part in ("items", "values") if part in avro)
+    laid += ([f.get("field-id"), _layout(f["type"], named)] for f in avro.get("fields", ()))
+    if "name" in avro:
+        named[avro["name"]] = laid
+    return laid
+
+
+_MEANINGFUL = (
+    *("size", "logicalType", "precision", "scale", "adjust-to-utc"),
+    *("element-id", "key-id", "value-id"),
+)
 
 
 def _avro_type(kind: types.IcebergType, record_name: str, named: set[str]) -> Any:

@@ -8,19 +8,23 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from uuid import UUID
 
+from pyiceberg.avro import reader as readers
 from pyiceberg.avro.file import AvroFileHeader
-from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.avro.resolver import EnumReader, resolve_reader
 from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, MANIFEST_LIST_FILE_SCHEMAS
 from pyiceberg.manifest import _inherit_from_manifest as inherit_from_manifest
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
+from pyiceberg.utils.decimal import bytes_to_decimal
 
-from ..formats._avro_decoder import CheckedDecoder
+from ..formats._avro_decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
 from ..formats.avro_container import Container
+from ..formats.avro_schema import layout
 
 __all__ = [
     "DATA_FILE",
@@ -54,7 +58,10 @@ MANIFEST_FILE = _names(MANIFEST_LIST_FILE_SCHEMAS[3].as_struct())
 
 def values_of(record: Record) -> tuple[Any, ...]:
     """Return a record's values, in its order."""
-    return tuple(record[at] for at in range(len(record)))
+    values: list[Any] = record._data
+    if isinstance(record, FileRecord):
+        values = [record[at] for at in range(len(values))]
+    return tuple(values)
 
 
 class Field(Generic[_T]):
@@ -96,6 +103,22 @@ class NamedRecord(Record):
         return self.of(**{**self.fields(), **changes})
 
 
+class FileRecord(NamedRecord):
+    """The record of a file. ``lazy`` names the fields that are decoded when they are asked for;
+    until then, ``encoded`` has them. It is None if the record was not read."""
+
+    lazy: ClassVar[tuple[str, ...]]
+    encoded: EncodedFile | None = None
+
+    def __getitem__(self, pos: int) -> Any:
+        value = self._data[pos]
+        if value is UNREAD:
+            # The value is not kept: for many files, it takes more memory than all else.
+            assert self.encoded is not None
+            return self.encoded.value(pos)
+        return value
+
+
 class RecordShape:
     """The schema with which records are read, and their Python types by field ID."""
 
@@ -106,14 +129,95 @@ class RecordShape:
         self._read_types = dict(read_types)
         self._read_enums = dict(read_enums)
         # Most files of a table have the same schema, and resolving it costs more than reading.
-        self.reader = functools.lru_cache(maxsize=256)(self._resolve)
+        self.resolved = functools.lru_cache(maxsize=256)(self._resolve)
 
-    def _resolve(self, avro_schema: str) -> Reader:
+    def reader(self, avro_schema: str) -> readers.Reader:
+        """Return PyIceberg's reader of records with this schema (JSON)."""
         readable = json.dumps(_readable(json.loads(avro_schema), {}))
         header = AvroFileHeader(None, {"avro.schema": readable}, None)
         return resolve_reader(
             header.get_schema(), self._read_schema, self._read_types, self._read_enums
         )
+
+    def _resolve(self, avro_schema: str) -> tuple[Shape, str]:
+        """Return the shape of records with this schema (JSON), and their layout."""
+        return _shape(self.reader(avro_schema)), layout(json.loads(avro_schema))
+
+
+class _Members(dict[Any, Enum]):
+    """The members of an enumeration by their values. What the enumeration understands besides is
+    looked up there."""
+
+    def __init__(self, members: Any) -> None:
+        super().__init__({member.value: member for member in members})
+        self._members = members
+
+    def __missing__(self, value: Any) -> Any:
+        return self._members(value)
+
+
+def _shape(reader: Any) -> Shape:
+    """Return what a reader of PyIceberg reads, for the compiled decoder. Raises TypeError for a
+    reader that this version does not know."""
+    match reader:
+        case readers.OptionReader():
+            return Shape(Kind.OPTION, parts=(_shape(reader.option),))
+        case readers.StructReader():
+            return _record_shape(reader)
+        case readers.ListReader():
+            return Shape(Kind.LIST, parts=(_shape(reader.element),))
+        case readers.MapReader():
+            return Shape(Kind.PAIRS, parts=(_shape(reader.key), _shape(reader.value)))
+        case EnumReader():
+            kind = _SIMPLE[type(reader.reader)]
+            return Shape(kind, members=_Members(reader.enum).__getitem__)
+        case readers.DefaultReader():
+            return Shape(Kind.CONSTANT, value=reader.default_value)
+        case readers.NoneReader() | readers.UnknownReader():
+            return Shape(Kind.CONSTANT)
+        case readers.FixedReader():
+            return Shape(Kind.FIXED, size=len(reader))
+        case readers.UUIDReader():
+            return Shape(Kind.FIXED, size=16, value=lambda data: UUID(bytes=data))
+        case readers.DecimalReader():
+            decimal = functools.partial(bytes_to_decimal, scale=reader.scale)
+            return Shape(Kind.FIXED, size=reader._length, value=decimal)
+        case readers.IntegerReader():
+            # Dates and times are its subclasses.
+            return Shape(Kind.LONG)
+    if type(reader) not in _SIMPLE:
+        raise TypeError(f"{reader} is not known")
+    return Shape(_SIMPLE[type(reader)])
+
+
+def _record_shape(reader: readers.StructReader) -> Shape:
+    made: Any = reader.create_struct
+    places = [-1 if place is None else place for place, _ in reader.field_readers]
+    parts = tuple(_shape(part) for _, part in reader.field_readers)
+    lazy: list[int] = []
+    row_id = -1
+    if issubclass(made, FileRecord):
+        lazy = [made.names.index(name) for name in made.lazy]
+        row_id = made.names.index("first_row_id")
+    return Shape(
+        Kind.STRUCT,
+        parts=parts,
+        places=places,
+        size=1 + max(places, default=-1),
+        value=made,
+        lazy=lazy,
+        row_id=row_id,
+    )
+
+
+_SIMPLE = {
+    readers.BooleanReader: Kind.BOOLEAN,
+    readers.IntegerReader: Kind.LONG,
+    readers.FloatReader: Kind.FLOAT,
+    readers.DoubleReader: Kind.DOUBLE,
+    readers.StringReader: Kind.STRING,
+    readers.BinaryReader: Kind.BYTES,
+}
 
 
 def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
@@ -143,9 +247,10 @@ def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], 
     end of truncated bytes. Raises what parsing raises."""
     container = Container(lambda offset, size: data[offset : offset + size], len(data))
     properties = {name: text.decode() for name, text in container.metadata.items()}
-    reader = shape.reader(properties["avro.schema"])
+    resolved, file_layout = shape.resolved(properties["avro.schema"])
     records: list[Any] = []
-    for count, block in container.blocks(0, len(data)):
-        decoder = CheckedDecoder(bytes(block))
-        records += [reader.read(decoder) for _ in range(count)]
+    for count, stored in container.stored_blocks():
+        text = bytes(container.decompressed(stored))
+        block = Block(text, bytes(stored), container.codec, file_layout, count)
+        records += read_records(block, resolved)
     return properties, records

@@ -36,6 +36,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from ..pyiceberg.expressions import value_of_bound
+from ..pyiceberg.records import values_of
 from ..spec.column_types import UNITS_A_DAY, VariantType
 
 # True: for all rows. False: for no row. None: for some rows, or it is not known.
@@ -124,6 +125,52 @@ class FileFilter:
         return judges[0] if len(judges) == 1 else partial(_first, judges)
 
 
+class PartitionsOfFiles:
+    """The partitions of some files. It says which manifests may list a file again: by Java's rule
+    (``ManifestFileUtil.canContainAny``), those of the same spec whose summaries may have one of
+    these partitions. Other than in Java, manifests of other specs may list it too. Values are
+    compared field by field, not as tuples. ``schemas`` are the table's."""
+
+    def __init__(self, specs: Mapping[int, PartitionSpec], schemas: Sequence[Schema]) -> None:
+        self._specs = specs
+        self._schemas = schemas
+        self._values: dict[int, list[set[Any]]] = {}
+        self._judges: dict[int, list[Callable[[Any], bool]] | None] = {}
+
+    def add(self, file: DataFile) -> None:
+        """Add a file's partition."""
+        values = values_of(file.partition)
+        fields = self._values.setdefault(file.spec_id, [set() for _ in values])
+        for of_field, value in zip(fields, values, strict=True):
+            of_field.add(value)
+        self._judges.pop(file.spec_id, None)
+
+    def may_be_in(self, manifest: ManifestFile) -> bool:
+        """Return whether a manifest may list one of the files."""
+        spec_id = manifest.partition_spec_id
+        if self._values.keys() != {spec_id} or not manifest.partitions:
+            return bool(self._values)
+        if spec_id not in self._judges:
+            self._judges[spec_id] = self._judges_of(spec_id)
+        judges = self._judges[spec_id]
+        if judges is None or len(judges) != len(manifest.partitions):
+            return True
+        return all(judge(part) for judge, part in zip(judges, manifest.partitions, strict=True))
+
+    def _judges_of(self, spec_id: int) -> list[Callable[[Any], bool]] | None:
+        spec = self._specs.get(spec_id)
+        if spec is None or len(spec.fields) != len(self._values[spec_id]):
+            return None
+        judges: list[Callable[[Any], bool]] = []
+        for field, values in zip(spec.fields, self._values[spec_id], strict=True):
+            source = field.source_id
+            kinds = [s.find_type(source) for s in self._schemas if source in s.field_ids]
+            # The last schema has the widest type of the column.
+            kind = field.transform.result_type(kinds[-1]) if kinds else None
+            judges.append(partial(_may_have, _known(values), kind))
+        return judges
+
+
 class _Decisions(BooleanExpressionVisitor[_Decision]):
     """Turns a filter into a function. ``judge`` returns the functions of bound predicates."""
 
@@ -172,6 +219,32 @@ class _Decisions(BooleanExpressionVisitor[_Decision]):
 
     def visit_bound_predicate(self, predicate: ex.BoundPredicate) -> _Decision:
         return self._judge(predicate)
+
+
+def _known(values: set[Any]) -> tuple[bool, bool, list[Any] | None]:
+    """Return whether values include null and NaN, and the others in order; None if they have no
+    order that all writers share."""
+    nans = {value for value in values if value != value}
+    others = values - nans - {None}
+    is_ordered = not any(isinstance(value, UUID) for value in others)
+    return None in values, bool(nans), sorted(others) if is_ordered else None
+
+
+def _may_have(
+    known: tuple[bool, bool, list[Any] | None], kind: Any, summary: PartitionFieldSummary
+) -> bool:
+    """Return whether a partition field with this summary may have one of the values."""
+    null, nan, points = known
+    if points is None or kind is None:
+        return True
+    if (null and summary.contains_null) or (nan and summary.contains_nan is not False):
+        return True
+    if summary.lower_bound is None or summary.upper_bound is None:
+        return False
+    lower, upper = _bound(kind, summary.lower_bound), _bound(kind, summary.upper_bound)
+    if lower is None or upper is None or lower != lower or upper != upper:
+        return bool(points)
+    return _any_between(points, _Values(lower=lower, upper=upper))
 
 
 def _first(judges: Sequence[_Decision], source: Any) -> Answer:

@@ -30,6 +30,7 @@ from ..pyiceberg.records import (
     MANIFEST_ENTRY,
     MANIFEST_FILE,
     Field,
+    FileRecord,
     NamedRecord,
     inherit_from_manifest,
     values_of,
@@ -72,7 +73,7 @@ class _KeyedRecord(NamedRecord):
         raise TypeError(f"{type(self).__name__} holds a file's key and is not pickled or copied")
 
 
-class ContentFile(_KeyedRecord, DataFile):
+class ContentFile(_KeyedRecord, FileRecord, DataFile):
     """A data or delete file of a table (sizes in bytes).
 
     ``spec_id`` names the partition spec. ``sequence_number`` is that of the data, in a file that
@@ -81,6 +82,10 @@ class ContentFile(_KeyedRecord, DataFile):
     """
 
     names = DATA_FILE
+    lazy = (
+        *("column_sizes", "value_counts", "null_value_counts", "nan_value_counts"),
+        *("lower_bounds", "upper_bounds"),
+    )
     sequence_number: int | None = None
     is_handed_out = False
     # PyIceberg's own __setattr__ handles a name that is not used here, and it slows planning down.
@@ -94,6 +99,12 @@ class ContentFile(_KeyedRecord, DataFile):
     # Where a deletion vector is in the Puffin file's plaintext (bytes).
     content_offset = Field[int | None]()
     content_size_in_bytes = Field[int | None]()
+    # Metrics of the columns, by field ID.
+    value_counts = Field["dict[int, int]"]()
+    null_value_counts = Field["dict[int, int]"]()
+    nan_value_counts = Field["dict[int, int]"]()
+    lower_bounds = Field["dict[int, bytes]"]()
+    upper_bounds = Field["dict[int, bytes]"]()
 
     @classmethod
     def of(cls, *, spec_id: int = 0, **fields: Any) -> Self:
@@ -140,7 +151,7 @@ class ContentFile(_KeyedRecord, DataFile):
     def column_sizes(self) -> dict[int, int]:
         """The stored sizes of the columns (bytes), by field ID."""
         # ``inspect.entries`` fails on None, which deletion vectors have.
-        return super().column_sizes or {}
+        return self[_COLUMN_SIZES] or {}
 
     @property
     def is_encrypted(self) -> bool:
@@ -176,6 +187,9 @@ class ContentFile(_KeyedRecord, DataFile):
         return f"{type(self).__name__}({self.file_path!r}, {self.record_count} rows)"
 
 
+_COLUMN_SIZES = DATA_FILE.index("column_sizes")
+
+
 class ManifestEntry(NamedRecord, PyIcebergEntry):
     """A file's entry in a manifest. ``status`` is EXISTING, ADDED or DELETED. ``sequence_number``
     (of the data) and ``file_sequence_number`` are None if they will be that of the snapshot after
@@ -190,7 +204,7 @@ class ManifestEntry(NamedRecord, PyIcebergEntry):
 
     def existing(self) -> ManifestEntry:
         """Return the entry for a manifest that a later snapshot writes."""
-        return self.replace(status=EXISTING)
+        return self if self.status == EXISTING else self.replace(status=EXISTING)
 
     def deleted(self, snapshot_id: int) -> ManifestEntry:
         """Return the entry by which a snapshot removes the file."""

@@ -15,6 +15,7 @@ file with a new vector as before. This follows the Iceberg specification, "Scan 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -29,7 +30,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..read.filters import as_sql
 from ..read.planning import EncryptedPlanner, live_rows, path_of_all
-from ..read.records import ContentFile, ManifestEntry, read_entries
+from ..read.records import ContentFile, ManifestEntry
 from ..read.tasks import Matches, TaskReader
 from .view import TableView
 
@@ -45,14 +46,15 @@ class DeletePlan:
 
     ``dropped`` are the data files that are removed. ``vectors`` has by a data file's path the
     positions of all its deleted rows, the earlier ones included, and its entry; ``changed`` are the
-    tasks that read these files. ``superseded`` are the deletion vectors and position delete files
-    that are not needed any more. ``matched_rows`` is the number of deleted rows; if a file was
-    dropped unread, it includes rows that delete files had deleted already. ``read`` are the paths
-    of the data files that may have rows that match.
+    tasks that read these files, and ``rewritable`` all their entries. ``superseded`` are the
+    deletion vectors and position delete files that are not needed any more. ``matched_rows`` is the
+    number of deleted rows; if a file was dropped unread, it includes rows that delete files had
+    deleted already. ``read`` are the paths of the data files that may have rows that match.
     """
 
     dropped: list[ManifestEntry] = field(default_factory=list)
     vectors: dict[str, tuple[BitMap64, ManifestEntry]] = field(default_factory=dict)
+    rewritable: list[ManifestEntry] = field(default_factory=list)
     superseded: list[ManifestEntry] = field(default_factory=list)
     matched_rows: int = 0
     changed: list[FileScanTask] = field(default_factory=list, repr=False, compare=False)
@@ -132,15 +134,15 @@ class DeletePlanner:
 
         affected = [*dropped, *(task for _, task in changed.values())]
         superseded = _superseded(affected, self.reader)
-        files = [*(task.file for task in affected), *superseded]
-        entries = self._planner.entries(self._view, files)
+        entries = self._planner.entries
         return DeletePlan(
-            dropped=[entries[_identity(task.file)] for task in dropped],
+            dropped=_all_of(entries, (task.file for task in dropped)),
             vectors={
-                path: (positions, entries[_identity(task.file)])
+                path: (positions, entries[_identity(task.file)][0])
                 for path, (positions, task) in changed.items()
             },
-            superseded=[entries[_identity(file)] for file in superseded],
+            rewritable=_all_of(entries, (task.file for task in partly)),
+            superseded=_all_of(entries, superseded),
             matched_rows=matched_rows,
             changed=partly,
             read=read,
@@ -148,30 +150,27 @@ class DeletePlanner:
 
 
 class _Planner(EncryptedPlanner):
-    """A planner that remembers the manifest of each file."""
+    """A planner that remembers the entries of each file: a table may have a file twice, also in
+    different partitions."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._manifests: dict[_Identity, ManifestFile] = {}
+        self.entries: defaultdict[_Identity, list[ManifestEntry]] = defaultdict(list)
 
     def plan_manifest_entries(
         self, manifests: Iterable[ManifestFile]
     ) -> Iterator[list[PyIcebergEntry]]:
-        for manifest, entries in self.matching_entries(manifests):
-            self._manifests |= {_identity(entry.data_file): manifest for entry in entries}
+        for _, entries in self.matching_entries(manifests):
+            for entry in cast("list[ManifestEntry]", entries):
+                self.entries[entry.file.identity].append(entry)
             yield entries
 
-    def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, ManifestEntry]:
-        """Return the entries of these files. Manifests are read as a whole, to assign row IDs."""
-        wanted = {_identity(file) for file in files}
-        manifests = {m.manifest_path: m for m in map(self._manifests.__getitem__, wanted)}
 
-        def wanted_of(manifest: ManifestFile) -> list[ManifestEntry]:
-            entries = read_entries(manifest, view.files)
-            return [entry for entry in entries if entry.file.identity in wanted]
-
-        by_manifest = ExecutorFactory.get_or_create().map(wanted_of, manifests.values())
-        return {entry.file.identity: entry for entries in by_manifest for entry in entries}
+def _all_of(
+    entries: Mapping[_Identity, list[ManifestEntry]], files: Iterable[Any]
+) -> list[ManifestEntry]:
+    """Return all entries of these files."""
+    return [entry for one in dict.fromkeys(map(_identity, files)) for entry in entries[one]]
 
 
 def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[ContentFile]:

@@ -30,6 +30,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..formats.avro_container import AvroCodec, compact
 from ..formats.avro_records import RecordFile
+from ..pyiceberg.records import values_of
 from ..read.records import (
     ADDED,
     DATA,
@@ -183,6 +184,8 @@ class _Manifest:
         spec = new.spec
         kinds = _partition_types(spec, new.schema)
         self._partition = [_PartitionField(kind) for kind in kinds]
+        # Files that were read together share the record of their partition.
+        self._last_partition: Any = None
         fields = [
             types.NestedField(field.field_id, field.name, kind, required=False)
             for field, kind in zip(spec.fields, kinds, strict=True)
@@ -214,23 +217,40 @@ class _Manifest:
         return sum(self._files) % _ENTRIES_PER_CHECK == 0 and self._container.size >= target_size
 
     def add(self, entry: ManifestEntry) -> None:
-        file = entry.file
-        _check_entry(entry, self._new.snapshot_id)
-        is_new = entry.status == ADDED and entry.sequence_number is None
-        _check_file(file, self._new, is_new=is_new)
-        partition = tuple(
+        status, snapshot_id, number, file_number, file = values_of(entry)
+        new = self._new
+        _check_entry(entry, new.snapshot_id)
+        encoded = file.encoded
+        _check_file(file, new)
+        if encoded is None or not self._container.can_copy(encoded):
+            _check_key(file, is_new=status == ADDED and number is None)
+            partition = self._encodable_partition(file)
+            self._container.add(_entry_values(entry, new.snapshot_id, partition))
+            self._summarize(partition)
+        else:
+            if file.partition is not self._last_partition:
+                self._summarize(self._encodable_partition(file))
+                self._last_partition = file.partition
+            if snapshot_id is None:
+                snapshot_id = new.snapshot_id
+            row_id = file.first_row_id if new.content == DATA_MANIFEST else None
+            made = encoded.entry(status, snapshot_id, number, file_number, row_id)
+            self._container.add_copy(encoded, made)
+        self._files[status] += 1
+        self._rows[status] += file.record_count
+        if status != DELETED and number is not None:
+            smallest = self._min_sequence_number
+            self._min_sequence_number = number if smallest is None else min(smallest, number)
+
+    def _encodable_partition(self, file: ContentFile) -> _Values:
+        return tuple(
             field.normal(value)
             for field, value in zip(self._partition, file.partition_values, strict=True)
         )
-        self._container.add(_entry_values(entry, self._new.snapshot_id, partition))
+
+    def _summarize(self, partition: _Values) -> None:
         for field, value in zip(self._partition, partition, strict=True):
             field.update(value)
-        self._files[entry.status] += 1
-        self._rows[entry.status] += file.record_count
-        number = entry.sequence_number
-        if entry.status != DELETED and number is not None:
-            smallest = self._min_sequence_number
-            self._min_sequence_number = number if smallest is None else min(smallest, number)
 
     def write(self, location: str) -> EncryptedManifest:
         new = self._new
@@ -272,7 +292,7 @@ def _check_entry(entry: ManifestEntry, snapshot_id: int) -> None:
         )
 
 
-def _check_file(file: ContentFile, new: NewManifests, *, is_new: bool) -> None:
+def _check_file(file: ContentFile, new: NewManifests) -> None:
     path, spec = file.file_path, new.spec
     of_data = new.content == DATA_MANIFEST
     if (file.content == DATA) != of_data or file.content not in (0, 1, 2):
@@ -289,10 +309,14 @@ def _check_file(file: ContentFile, new: NewManifests, *, is_new: bool) -> None:
         or file.content_size_in_bytes is None
     ):
         raise ValueError(f"{path}: the deletion vector lacks its data file, offset or size")
+    if file.key_bytes is None and not of_data:
+        raise NotEncryptedError("a delete file of an encrypted table has no key", file=path)
+
+
+def _check_key(file: ContentFile, *, is_new: bool) -> None:
     if file.key_bytes is None:
-        if not of_data:
-            raise NotEncryptedError("a delete file of an encrypted table has no key", file=path)
         return
+    path = file.file_path
     length = KeyMetadata.from_bytes(file.key_bytes).file_length
     if length != file.file_size_in_bytes and (length is not None or is_new):
         # Other writers may have left the length out, but Java cannot open such a file.

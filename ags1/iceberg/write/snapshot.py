@@ -26,6 +26,7 @@ from typing import Any
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
+from ..read.pruning import PartitionsOfFiles
 from ..read.records import ADDED, DATA, DELETED, ContentFile, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..spec.constants import MAIN_BRANCH
@@ -202,6 +203,9 @@ class SnapshotProducer:
         kept: list[EncryptedManifest] = []
         rewritten: list[_Rewrite] = []
         contents = {_manifest_content(entry.file) for entry in change.removed}
+        partitions = PartitionsOfFiles(view.specs, view.parsed.schemas)
+        for entry in change.removed:
+            partitions.add(entry.file)
         for manifest in view.manifests:
             if not manifest.live_files_count:
                 # Readers do not need a manifest that lists only deleted files.
@@ -209,10 +213,11 @@ class SnapshotProducer:
             is_changed = manifest.is_plaintext or (
                 change.forgets_removed and lists_removed_files(manifest)
             )
-            if manifest.content not in contents and not is_changed:
+            may_list = manifest.content in contents and partitions.may_be_in(manifest)
+            if not (may_list or is_changed):
                 kept.append(manifest)
                 continue
-            # All manifests are searched, because a table may have a file twice.
+            # All others are searched, because a table may have a file twice.
             here = {e.file.identity for e in read_entries(manifest, view.files)} & wanted.keys()
             if not here and not is_changed:
                 kept.append(manifest)
@@ -241,9 +246,19 @@ class SnapshotProducer:
         return list(self._added[1])
 
     def _write(
-        self, view: TableView, entries: Sequence[ManifestEntry], content: int
+        self, view: TableView, entries: Iterable[ManifestEntry], content: int
     ) -> list[EncryptedManifest]:
         """Write manifests of these entries, at least one for each partition spec."""
+        manifests = []
+        by_spec = sorted(entries, key=lambda entry: entry.file.spec_id)
+        for spec_id, group in itertools.groupby(by_spec, key=lambda entry: entry.file.spec_id):
+            manifests += self._write_of_spec(view, group, content, spec_id)
+        return manifests
+
+    def _write_of_spec(
+        self, view: TableView, entries: Iterable[ManifestEntry], content: int, spec_id: int
+    ) -> list[EncryptedManifest]:
+        """Write manifests of these entries, which have the same partition spec."""
 
         def new_location() -> str:
             name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
@@ -251,23 +266,19 @@ class SnapshotProducer:
             return self._written[-1]
 
         target_size = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
-        manifests = []
-        by_spec = sorted(entries, key=lambda entry: entry.file.spec_id)
-        for spec_id, group in itertools.groupby(by_spec, key=lambda entry: entry.file.spec_id):
-            spec = view.specs[spec_id]
-            schema = schema_of_spec(spec, view.parsed.schemas)
-            new = NewManifests(
-                output=self._output,
-                manager=view.manager,
-                spec=spec,
-                schema=schema,
-                schema_json=view.schema_json(schema.schema_id),
-                snapshot_id=self.snapshot_id,
-                content=content,
-                codec=view.properties.get(_CODEC, "gzip"),
-            )
-            manifests += write_manifests(new, new_location, group, target_size)
-        return manifests
+        spec = view.specs[spec_id]
+        schema = schema_of_spec(spec, view.parsed.schemas)
+        new = NewManifests(
+            output=self._output,
+            manager=view.manager,
+            spec=spec,
+            schema=schema,
+            schema_json=view.schema_json(schema.schema_id),
+            snapshot_id=self.snapshot_id,
+            content=content,
+            codec=view.properties.get(_CODEC, "gzip"),
+        )
+        return write_manifests(new, new_location, entries, target_size)
 
     def _merged(
         self, view: TableView, manifests: list[EncryptedManifest | _Rewrite]
@@ -283,8 +294,9 @@ class SnapshotProducer:
             if len(group) == 1 and not isinstance(group[0], _Rewrite):
                 result.append(group[0])
                 continue
-            entries = [entry for manifest in group for entry in self._entries(view, manifest)]
-            result += self._write(view, entries, _manifest(group[0]).content)
+            entries = (entry for manifest in group for entry in self._entries(view, manifest))
+            first = _manifest(group[0])
+            result += self._write_of_spec(view, entries, first.content, first.partition_spec_id)
             replaced += sum(_manifest(m).added_snapshot_id != self.snapshot_id for m in group)
         return result, replaced
 
@@ -295,6 +307,9 @@ class SnapshotProducer:
         manifest = _manifest(source)
         removed = source.removed if isinstance(source, _Rewrite) else ()
         for entry in read_entries(manifest, view.files, discard_deleted=False):
+            if manifest.is_plaintext:
+                # It is not authenticated, so its bytes are not copied.
+                entry = entry.replace(data_file=entry.file.replace())
             if entry.file.identity in removed and entry.status != DELETED:
                 yield entry.deleted(self.snapshot_id)
             elif entry.snapshot_id == self.snapshot_id:
