@@ -38,7 +38,7 @@ from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger
-from ags1.spark.ledger.folder import read_rows, write_rows
+from ags1.spark.ledger.rows import read_table, rows_of, table_of, to_parquet
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
@@ -282,8 +282,7 @@ class TestFailures:
         [batch] = folders.ledger.glob("batch-*")
         rows = folders.rows()
         rows[0] = rows[0]._replace(relative_path="../a")
-        batch.unlink()
-        write_rows(str(batch), rows, durable=False)
+        batch.write_bytes(to_parquet(table_of(rows)))
         done = folders.decrypt()
         assert (done.done, done.failed) == (1, 1)
         assert contents(folders.back).keys() == {"b"}
@@ -398,11 +397,12 @@ class TestFailures:
 
     def change_row(self, folders: Folders, name: str, **more: Any) -> None:
         for path in folders.ledger.glob("batch-*"):
+            table = read_table(path.read_bytes(), Row._fields, path.name)
             rows = [
-                r._replace(**more) if r.relative_path == name else r for r in read_rows(str(path))
+                row._replace(**more) if row.relative_path == name else row
+                for row in rows_of(table, Row._fields, path.name)
             ]
-            path.unlink()
-            write_rows(str(path), rows, durable=False)
+            path.write_bytes(to_parquet(table_of(rows)))
 
 
 class Killed(Encrypting):
@@ -955,8 +955,7 @@ class TestRewrapping:
         text = wrapped["encrypted-key-metadata"]
         wrapped["encrypted-key-metadata"] = ("A" if text[0] != "A" else "B") + text[1:]
         rows[0] = rows[0]._replace(key_metadata=json.dumps(document))
-        batch.unlink()
-        write_rows(str(batch), rows, durable=False)
+        batch.write_bytes(to_parquet(table_of(rows)))
         done = jobs.rewrap_ledger(
             folders.spark, ledger=folders.ledger, kms=folders.kms, to_key_id="other"
         )

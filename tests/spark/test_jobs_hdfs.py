@@ -64,7 +64,7 @@ class Hdfs:
         for name, data in plain.items():
             km = keys.unwrap(rows[name].key_metadata or "")
             assert ags1.decrypt(sealed[name + ".ags1"], km) == data
-        assert not list(self.ledger.glob("_[pjs]*"))
+        assert not [*self.ledger.glob("_[pj]*"), *self.ledger.glob("_staged*")]
 
 
 @pytest.fixture

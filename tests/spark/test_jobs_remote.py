@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partialmethod
@@ -196,7 +197,7 @@ class Places:
             assert not list(ledger.pending())
             assert not ledger.notes()
             assert ledger.claim() is None
-        assert not list(self.root.glob("ledger/_[pjs]*"))
+        assert not [*self.root.glob("ledger/_[pj]*"), *self.root.glob("ledger/_staged*")]
         assert not list(self.root.rglob(".ags1-*"))
         assert self.uploads() == []
 
@@ -289,17 +290,18 @@ def test_what_is_settled_while_it_is_looked_for_is_verified(
 ) -> None:
     places.write("local", "in", a=1000)
     places.encrypt(places.url("local", "in"), places.url("local", "sealed"))
-    [settled] = places.ledger.glob("batch-*.parquet")
-    pending = settled.with_name(settled.name.replace("batch", "_pending"))
-    settled.rename(pending)
+    rows = places.rows()
+    shutil.rmtree(places.ledger)
+    job = open_ledger(str(places.ledger), writing=True)
+    pending = [job.prepare(rows)]
 
     # Between the looks at what is pending and at what is settled, whichever is first.
     def then_settled(look: Any) -> Any:
         def looking(*args: Any) -> Any:
             found = look(*args)
             found = found if isinstance(found, dict) else iter(list(found))
-            if pending.exists():
-                pending.rename(settled)
+            if pending:
+                job.settle(pending.pop(), rows)
             return found
 
         return looking
@@ -307,6 +309,7 @@ def test_what_is_settled_while_it_is_looked_for_is_verified(
     monkeypatch.setattr(Ledger, "done", then_settled(Ledger.done))
     monkeypatch.setattr(Ledger, "pending", then_settled(Ledger.pending))
     assert places.verify().done == 1
+    job.close()
 
 
 def test_requests_for_many_files_are_the_executors(
@@ -672,7 +675,7 @@ def test_the_upload_of_a_failed_file_that_cannot_be_aborted_at_once(
     monkeypatch.setattr(S3Storage, "call", _refusing(1))
     assert places.encrypt(places.url("s3", "in"), places.url("s3", "sealed")).failed == 1
     assert places.uploads() == []
-    assert not list(places.ledger.glob("_[js]*"))
+    assert not [*places.ledger.glob("_j*"), *places.ledger.glob("_staged*")]
 
 
 @pytest.mark.parametrize("number", [0, 1])

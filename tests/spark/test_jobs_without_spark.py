@@ -45,8 +45,7 @@ from ags1.spark.jobs.planning import Pace, Wave
 from ags1.spark.jobs.publishing import clear, clear_again
 from ags1.spark.jobs.work import Encrypting, Result, Work
 from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import JobNote, open_ledger
-from ags1.spark.ledger.folder import FolderLedger
+from ags1.spark.ledger import JobNote, Ledger, open_ledger
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage import remote
 from ags1.spark.storage.choice import find, storage_of
@@ -128,7 +127,9 @@ class Places:
         return jobs.decrypt_files(self.session, None, self.back, **(how | more))
 
     def names(self, folder: Path) -> set[str]:
-        return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+        """Return what is in a folder. A ledger has revisions of its state besides."""
+        names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+        return {name for name in names if not name.startswith("_state/")}
 
 
 @pytest.fixture
@@ -398,7 +399,7 @@ class TestRuns:
         def full(self: object, rows: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(FolderLedger, "prepare", full)
+        monkeypatch.setattr(Ledger, "prepare", full)
         with pytest.raises(OSError, match=str(places.ledger)) as raised:
             places.encrypt()
         assert raised.value.errno == errno.ENOSPC

@@ -1,11 +1,15 @@
-"""A ledger in an object storage: claims, paused and killed jobs, and storages that it refuses.
+"""A ledger in each storage: claims, paused and killed jobs, and storages that it refuses.
 
-On fsspec's own storage in memory, on moto, and on a real S3 server. No Spark.
+In a folder, on fsspec's own storage in memory, on moto, on a real S3 server and HDFS. No Spark.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +19,9 @@ from typing import Any
 
 import fsspec
 import pyarrow.dataset as ds
+import pyarrow.fs
 import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -26,14 +32,16 @@ from ags1.spark.ledger import (
     ENCRYPT,
     FAILED,
     Batch,
+    JobNote,
     Ledger,
     Row,
-    object_store,
     open_ledger,
-    segments,
+    state,
 )
+from ags1.spark.ledger import ledger as ledgers
 from ags1.spark.ledger.copying import copy_rows
-from ags1.spark.ledger.objects import Objects
+from ags1.spark.ledger.ledger import store_of
+from ags1.spark.ledger.store import Store, create
 
 from .test_ledger import JOB, row
 
@@ -63,11 +71,32 @@ def moto() -> Iterator[dict[str, str]]:
     server.server_close()
 
 
+@pytest.fixture(scope="module")
+def hdfs() -> Iterator[str]:
+    pytest.importorskip("requests")
+    from hdfs_server import hdfs_server
+
+    with hdfs_server() as url:
+        yield url
+
+
 @pytest.fixture(
-    params=["memory", "moto", pytest.param("minio", marks=pytest.mark.cluster)],
+    params=[
+        *("folder", "memory", "moto"),
+        *(pytest.param(name, marks=pytest.mark.cluster) for name in ("minio", "hdfs")),
+    ],
 )
-def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a ledger that does not exist yet."""
+def url(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[str]:
+    """The place of a ledger that does not exist yet."""
+    if request.param == "folder":
+        yield str(tmp_path / "ledger")
+        return
+    if request.param == "hdfs":
+        server: Any = request.getfixturevalue("hdfs")
+        yield f"{server}/{tmp_path.name}/ledger"
+        return
     if request.param == "memory":
         MemoryFileSystem.store.clear()
         yield "memory://bucket/ledger"
@@ -121,7 +150,7 @@ class TestPromises:
             assert ledger.done(ENCRYPT).keys() == {"/out/b", "/out/c"}
 
     def test_notes_of_jobs_and_uploads(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(object_store, "_STAGED_IN_A_NOTE", 2)
+        monkeypatch.setattr(ledgers, "_STAGED_IN_A_NOTE", 2)
         begun = {f"s3://bucket/{number}": "upload" for number in range(5)}
         with open_ledger(url, writing=True) as ledger:
             ledger.begin(JOB, "/out")
@@ -141,18 +170,20 @@ class TestPromises:
             ledger.begin(JOB, "/out")
             ledger.prepare(rows_named("b"))
             fs, path = fsspec.url_to_fs(url)
+            if url.startswith("webhdfs"):
+                return  # pyarrow cannot list it
             table = ds.dataset(path, filesystem=fs, format="parquet").to_table()
             assert table.column("relative_path").to_pylist() == ["a"]
 
     def test_reading_makes_no_ledger(self, url: str) -> None:
         with pytest.raises(FileNotFoundError, match="there is no ledger"):
             open_ledger(url, writing=False)
-        assert Objects(url).names("_state") == []
+        assert store_of(url).names("_state") == []
 
     # Of `make test`: the same steps on objects in memory.
     @pytest.mark.slow_variants(r"moto")
     def test_compacting_and_wrapping_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(segments, "MERGED_ROWS", 6)
+        monkeypatch.setattr(ledgers, "MERGED_ROWS", 6)
         with open_ledger(url, writing=True) as ledger, open_ledger(url, writing=False) as reader:
             for name in "abcdefgh":
                 put(ledger, name, name * 2)
@@ -191,21 +222,21 @@ class TestClaims:
         open_ledger(url, writing=True).close()
 
     def test_a_claim_is_renewed(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(object_store, "RENEWAL_SECONDS", 0.02)
+        monkeypatch.setattr(state, "RENEWAL_SECONDS", 0.02)
         with open_ledger(url, writing=True) as ledger:
-            first = max(Objects(url).names("_state"))
+            first = max(store_of(url).names("_state"))
             wait = threading.Event()
             for _ in range(500):
-                if len(Objects(url).names("_state")) == object_store._REVISIONS:
+                if len(store_of(url).names("_state")) == state._REVISIONS:
                     break
                 wait.wait(0.02)
-            assert max(Objects(url).names("_state")) > first
-            assert len(Objects(url).names("_state")) <= object_store._REVISIONS + 1
+            assert max(store_of(url).names("_state")) > first
+            assert len(store_of(url).names("_state")) <= state._REVISIONS + 1
             put(ledger, "a")
             assert names_in(ledger.rows()) == ["a"]
 
     def test_a_process_of_this_machine_that_is_gone(self, url: str, run_python: Any) -> None:
-        """Only on a server: nobody else sees this process's memory."""
+        """Not in memory: nobody else sees this process's."""
         if url.startswith("memory"):
             return
         killed = "import os, sys\nfrom ags1.spark.ledger import open_ledger\n"
@@ -232,7 +263,7 @@ class TestClaims:
         paused = open_ledger(url, writing=True)
         known = paused.prepare(rows_named("a"))
         unknown = SimpleNamespace(number=2, rows=rows_named("b"))
-        monkeypatch.setattr(object_store, "LEASE_SECONDS", -1.0)
+        monkeypatch.setattr(state, "LEASE_SECONDS", -1.0)
         with open_ledger(url, writing=True) as ledger:
             [batch] = ledger.pending()
             assert (batch.number, names_in(list(batch.rows))) == (1, ["a"])
@@ -250,15 +281,15 @@ class TestClaims:
             assert names_in(ledger.rows()) == ["a", "c"]
             assert list(ledger.pending()) == []
             # What the paused job left is gone.
-            assert len([n for n in Objects(url).names() if n.endswith(".parquet")]) == 2
+            assert len([n for n in store_of(url).names() if n.endswith(".parquet")]) == 2
 
     # Of `make test`: the same steps on objects in memory.
     @pytest.mark.slow_variants(r"moto")
     def test_a_change_that_arrives_late(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its revision was removed already, so the write itself succeeds."""
         paused = open_ledger(url, writing=True)
-        monkeypatch.setattr(object_store, "LEASE_SECONDS", -1.0)
-        monkeypatch.setattr(object_store, "_REVISIONS", 1)
+        monkeypatch.setattr(state, "LEASE_SECONDS", -1.0)
+        monkeypatch.setattr(state, "_REVISIONS", 1)
         with open_ledger(url, writing=True) as ledger:
             for name in "abcd":
                 put(ledger, name)
@@ -270,9 +301,8 @@ class TestClaims:
                 assert names_in(reader.rows(pending=True)) == list("abcde")
 
 
-def _stop_at(step: int, after: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a ``_put`` and a ``remove`` that a kill ends at their ``step``-th request."""
-    real = Objects._put, Objects.remove
+def _stop_at(step: int, after: bool, store: type[Store]) -> list[tuple[str, Callable[..., Any]]]:
+    """Return a ``put`` and a ``remove`` that a kill ends at their ``step``-th request."""
     calls = 0
 
     def stopping(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,7 +319,7 @@ def _stop_at(step: int, after: bool) -> tuple[Callable[..., Any], Callable[..., 
 
         return call
 
-    return stopping(real[0]), stopping(real[1])
+    return [(name, stopping(getattr(store, name))) for name in ("put", "remove")]
 
 
 # After a request the bucket is as it is before the next one.
@@ -298,16 +328,16 @@ def _stop_at(step: int, after: bool) -> tuple[Callable[..., Any], Callable[..., 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     """One batch on its way, and a compaction: each is whole or was not, and nothing is doubled."""
-    monkeypatch.setattr(object_store, "RENEWAL_SECONDS", 3600.0)  # whoever is killed renews nothing
+    monkeypatch.setattr(state, "RENEWAL_SECONDS", 3600.0)  # whoever is killed renews nothing
     with open_ledger(url, writing=True) as ledger:
         put(ledger, "a")
     for step in range(1, 100):
         reached = "open"
-        put_, remove = _stop_at(step, after)
+        kind = type(store_of(url))
         with monkeypatch.context() as patch:
-            patch.setattr(Objects, "_put", put_)
-            patch.setattr(Objects, "remove", remove)
-            patch.setattr(object_store.ObjectLedger, "close", lambda self: None)
+            for name, stopping in _stop_at(step, after, kind):
+                patch.setattr(kind, name, stopping)
+            patch.setattr(Ledger, "close", lambda self: None)
             try:
                 ledger = open_ledger(url, writing=True)
                 batch = ledger.prepare(rows_named(f"b{step}"))
@@ -319,7 +349,7 @@ def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: 
             except KeyboardInterrupt:
                 pass
         with monkeypatch.context() as patch:
-            patch.setattr(object_store, "LEASE_SECONDS", -1.0)
+            patch.setattr(state, "LEASE_SECONDS", -1.0)
             with open_ledger(url, writing=True) as after_kill:
                 pending = [name for b in after_kill.pending() for name in names_in(list(b.rows))]
                 settled = names_in(after_kill.rows())
@@ -341,10 +371,11 @@ def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: 
 
 @pytest.mark.parametrize("was_made", [False, True])
 def test_an_answer_that_was_lost(url: str, monkeypatch: pytest.MonkeyPatch, was_made: bool) -> None:
-    real = Objects._put
+    kind = type(store_of(url))
+    real = kind.put
     lost: list[str] = []
 
-    def losing(self: Objects, name: str, data: bytes) -> None:
+    def losing(self: Any, name: str, data: bytes) -> None:
         if name not in lost and not name.startswith("_probe"):
             lost.append(name)
             if was_made:
@@ -353,7 +384,7 @@ def test_an_answer_that_was_lost(url: str, monkeypatch: pytest.MonkeyPatch, was_
         real(self, name, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Objects, "_put", losing)
+        patch.setattr(kind, "put", losing)
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
             put(ledger, "b")
@@ -373,25 +404,52 @@ class ShelfOfLedgers(LocalFileSystem):  # type: ignore[misc]
         return str(super()._strip_protocol(path.removeprefix("ledgershelf://")))
 
 
-fsspec.register_implementation("ledgershelf", ShelfOfLedgers, clobber=True)
+class ArrowShelf(ArrowFSWrapper):  # type: ignore[misc]
+    """A file system of pyarrow's, which looks first too, as that of HDFS does."""
+
+    protocol = "arrowshelf"
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(pyarrow.fs.LocalFileSystem(), **more)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("arrowshelf://")
+
+
+for _kind in (ShelfOfLedgers, ArrowShelf):
+    fsspec.register_implementation(_kind.protocol, _kind, clobber=True)
+
+
+def _no_links(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 class TestRefused:
-    def test_a_file_system_that_looks_first(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("scheme", ["ledgershelf", "arrowshelf"])
+    def test_a_file_system_that_looks_first(self, tmp_path: Path, scheme: str) -> None:
         with pytest.raises(OSError, match=r"no conditional writes.*use an S3 bucket") as caught:
-            open_ledger(f"ledgershelf://{tmp_path}/ledger", writing=True)
+            open_ledger(f"{scheme}://{tmp_path}/ledger", writing=True)
         assert not isinstance(caught.value, FileExistsError)
         assert list(tmp_path.iterdir()) == []
 
     def test_a_server_that_ignores_the_condition(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        if "://" not in url:
+            monkeypatch.setattr(os, "link", _no_links)
+            with pytest.raises(OSError, match=r"no hard links.*use a folder of another"):
+                open_ledger(url, writing=True)
+            assert store_of(url).names() == store_of(url).names("_state") == []
+            return
+        if url.startswith("webhdfs"):
+            return  # a rename has no condition that could be ignored
         fs = filesystem_of(host_url_of(url))
         real = fs.pipe_file
         monkeypatch.setattr(fs, "pipe_file", lambda path, data, mode: real(path, data))
         with pytest.raises(OSError, match="no conditional writes"):
             open_ledger(url, writing=True)
-        assert Objects(url).names() == Objects(url).names("_state") == []
+        assert store_of(url).names() == store_of(url).names("_state") == []
 
     @pytest.mark.parametrize(
         "bad", ["s3://user:password@bucket/ledger", "simplecache::s3://bucket/ledger"]
@@ -402,7 +460,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"revision": 1}', b"[" * 100_000])
     def test_a_state_that_no_job_has_written(self, url: str, data: bytes) -> None:
-        Objects(url).create("_state/000000000001.json", data)
+        create(store_of(url), "_state/000000000001.json", data)
         for writing in (False, True):
             with pytest.raises(FormatError, match="the ledger is damaged"):
                 open_ledger(url, writing=writing)
@@ -411,18 +469,18 @@ class TestRefused:
     def test_a_state_that_names_other_objects_as_pending(self, url: str, name: str) -> None:
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
-        objects = Objects(url)
+        objects = store_of(url)
         newest = max(objects.names("_state"))
         state = json.loads(objects.read(f"_state/{newest}"))
         state |= {"revision": int(newest[:12]) + 1, "pending": {"1": name}}
-        objects.create(f"_state/{state['revision']:012}.json", json.dumps(state).encode())
+        create(objects, f"_state/{state['revision']:012}.json", json.dumps(state).encode())
         for writing in (False, True):
             with pytest.raises(FormatError, match="the ledger is damaged"):
                 open_ledger(url, writing=writing)
 
     def test_a_state_that_was_set_back(self, url: str) -> None:
         """Numbers of batches, given again, would replace batches with keys of files."""
-        objects = Objects(url)
+        objects = store_of(url)
         open_ledger(url, writing=True).close()
         old = set(objects.names("_state"))
         with open_ledger(url, writing=True) as ledger:
@@ -437,7 +495,7 @@ class TestRefused:
     def test_a_name_with_too_many_batches(self, url: str) -> None:
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
-        Objects(url).create("batch-000000000001-999999999999.000009-000001.parquet", b"")
+        create(store_of(url), "batch-000000000001-999999999999.000009-000001.parquet", b"")
         with pytest.raises(FormatError, match="no file has so many batches"):
             open_ledger(url, writing=True)
         with (
@@ -449,14 +507,17 @@ class TestRefused:
     def test_batches_without_a_state(self, url: str, tmp_path: Path) -> None:
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
-        objects = Objects(url)
+        objects = store_of(url)
         objects.remove(f"_state/{name}" for name in objects.names("_state"))
-        with pytest.raises(FormatError, match="copy its files to a folder, and import that"):
+        with pytest.raises(FormatError, match=r"copy its batch-….parquet to a folder, and import"):
             open_ledger(url, writing=True)
+        with open_ledger(url, writing=False) as reader:
+            assert reader.rows() == rows_named("a")
 
         folder = tmp_path / "copy"
         folder.mkdir(mode=0o700)
         for name in objects.names():
+            assert name.startswith("batch-")
             (folder / name).write_bytes(objects.read(name))
         with (
             open_ledger(folder, writing=False) as copy,
@@ -464,6 +525,83 @@ class TestRefused:
         ):
             copy_rows(copy, new)
             assert new.rows() == rows_named("a")
+
+
+class TestEarlierVersions:
+    """Ledgers that ags1 0.1 has written, each with all kinds of objects, after the kill of a job.
+    A folder had no state then, and jobs locked the file ``_lock``."""
+
+    @pytest.fixture(params=["folder", "objects"])
+    def old(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+        kept = Path(__file__).parent / "ledgers" / request.param
+        if request.param == "folder":
+            shutil.copytree(kept, tmp_path / "ledger")
+            (tmp_path / "ledger").chmod(0o700)
+            yield str(tmp_path / "ledger")
+            return
+        MemoryFileSystem.store.clear()
+        fsspec.filesystem("memory").put(str(kept), "/old/ledger", recursive=True)
+        yield "memory://old/ledger"
+        MemoryFileSystem.store.clear()
+
+    def test_they_are_read_and_go_on(self, old: str) -> None:
+        for writing in (False, True):
+            with open_ledger(old, writing=writing) as ledger:
+                assert ledger.rows() == rows_named("a", "b", "c", "d", "f")
+                assert ledger.rows(pending=True) == rows_named("a", "b", "c", "d", "e", "f")
+                assert [(batch.number, batch.rows) for batch in ledger.pending()] == [
+                    (4, rows_named("e"))
+                ]
+                assert (ledger.numbers(), ledger.settled_up_to()) == ([1, 2, 3, 5], 3)
+                assert ledger.notes() == {
+                    JOB: JobNote("/out", sidecars=True),
+                    "ab": JobNote("/gone", cleared_ms=1234),
+                }
+                assert ledger.staged(JOB) == [("s3://bucket/x", "upload")]
+        with open_ledger(old, writing=True) as ledger:
+            for batch in list(ledger.pending()):
+                ledger.settle(batch, batch.rows)
+            assert put(ledger, "g").number == 6
+            for job_id in list(ledger.notes()):
+                ledger.end(job_id)
+            assert ledger.compact() == (5, 1)
+        with open_ledger(old, writing=False) as ledger:
+            assert names_in(ledger.rows()) == list("abcdefg")
+        names = store_of(old).names()
+        assert len([name for name in names if not name.startswith("_state")]) == 1
+
+    def test_a_job_of_that_version_that_is_writing(self, tmp_path: Path) -> None:
+        folder = tmp_path / "ledger"
+        shutil.copytree(Path(__file__).parent / "ledgers" / "folder", folder)
+        folder.chmod(0o700)
+        with (folder / "_lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = sorted(folder.iterdir())
+            with pytest.raises(BlockingIOError, match="another job is writing to this ledger"):
+                open_ledger(folder, writing=True)
+            assert sorted(folder.iterdir()) == before
+        with open_ledger(folder, writing=True):
+            pass
+        with pytest.raises(IsADirectoryError):  # as its jobs open it
+            os.open(folder / "_lock", os.O_RDWR | os.O_CREAT)
+
+    def test_a_batch_that_it_settles_just_before_its_lock_ends(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its rows would be hidden by a state that was read before."""
+        folder = tmp_path / "ledger"
+        shutil.copytree(Path(__file__).parent / "ledgers" / "folder", folder)
+        folder.chmod(0o700)
+        check = type(store_of(str(folder))).check
+
+        def settling(store: Store, age_of: str | None) -> float:
+            (folder / "_pending-000000000004.parquet").rename(folder / "batch-000000000004.parquet")
+            return check(store, age_of)
+
+        monkeypatch.setattr(type(store_of(str(folder))), "check", settling)
+        with open_ledger(folder, writing=True) as ledger:
+            assert list(ledger.pending()) == []
+            assert names_in(ledger.rows()) == list("abcdef")
 
 
 def test_what_was_written_is_done(url: str) -> None:

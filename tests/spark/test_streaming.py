@@ -33,8 +33,7 @@ from ags1.spark.datasource.stream_writer import StreamWriter, is_committed, job_
 from ags1.spark.datasource.writer import FilesWriter, Target, WrittenFile
 from ags1.spark.jobs.publishing import settle_pending
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Row, open_ledger
-from ags1.spark.ledger.folder import FolderLedger
+from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row, open_ledger
 from ags1.spark.options import sealing_keys as options_sealing_keys
 from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LocalSource
@@ -457,30 +456,26 @@ def test_a_file_written_anew_is_left_to_the_newer_batch(
         reader = reader_of(given, folder, ignoremissingfiles="true")
         # Given its name, and not settled: the older key does not open it any more.
         assert texts_of(reader, 0, 2) == []
-        ledger.settle(newer, newer.rows)
-
-    assert texts_of(reader, 0, 1) == []
-    assert texts_of(reader, 0, 2) == []
-    with monkeypatch.context() as patch:
-        settled_batch, pending_batch = (
-            Path(given["ledger"]) / f"{name}-000000000003.parquet" for name in ("batch", "_pending")
-        )
-        settled_batch.rename(pending_batch)
+        pending = [newer]
 
         # Settled between the looks at what is pending and at what is settled, whichever is first.
         def then_settled(look: Any) -> Any:
             def looking(*args: Any, **options: Any) -> Any:
                 found = list(look(*args, **options))
-                if args[1:2] != (0,) and pending_batch.exists():
-                    pending_batch.rename(settled_batch)
+                if args[1:2] != (0,) and pending:
+                    ledger.settle(pending.pop(), newer.rows)
                 return iter(found)
 
             return looking
 
-        patch.setattr(FolderLedger, "pending", then_settled(FolderLedger.pending))
-        patch.setattr(FolderLedger, "rows_between", then_settled(FolderLedger.rows_between))
-        assert texts_of(reader, 0, 2) == []
-        assert settled_batch.exists()
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "pending", then_settled(Ledger.pending))
+            patch.setattr(Ledger, "rows_between", then_settled(Ledger.rows_between))
+            assert texts_of(reader, 0, 2) == []
+        assert not pending
+
+    assert texts_of(reader, 0, 1) == []
+    assert texts_of(reader, 0, 2) == []
     assert texts_of(reader, 2, 3) == ["b"]
     assert texts_of(reader, 0, 3) == ["b"]
     with pytest.raises(FileNotFoundError):

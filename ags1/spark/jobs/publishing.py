@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from ..ledger import DONE, FAILED, JobNote, Ledger, Row
-from ..ledger.claims import now_ms
 from ..storage.choice import storage_of
 from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
 from .pairing import add_key, drop_old_keys, remove_key
@@ -83,7 +83,7 @@ def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     would count as lost."""
     if not storage_of(root).has_mark(job_id, root):
         message = "the folder of a killed job's files is not there: mount it; if it is lost for "
-        message += f"good, {ledger.how_to_forget(job_id)}"
+        message += f"good, run: ags1 spark ledger forget {ledger.location} {job_id}"
         raise FileNotFoundError(errno.ENOENT, message, root)
 
 
@@ -119,11 +119,15 @@ def clear(
         ledger.end(job_id)
         storage.remove_mark(job_id, root)
     elif not late.cleared_ms:
-        ledger.note_cleared(job_id, late._replace(cleared_ms=now_ms()))
+        ledger.note_cleared(job_id, late._replace(cleared_ms=_now_ms()))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _is_old(note: JobNote) -> bool:
-    return now_ms() >= note.cleared_ms + LATE_SECONDS * 1000
+    return _now_ms() >= note.cleared_ms + LATE_SECONDS * 1000
 
 
 def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = False) -> list[Row]:

@@ -156,7 +156,7 @@ class Conduct:
 class _NoLedger:
     """What a dry run reads where there is no ledger yet."""
 
-    own_folder: str | None = None
+    location = ""
 
     def facts(self, *arguments: Any, **options: Any) -> None:
         return

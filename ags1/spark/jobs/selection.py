@@ -61,7 +61,7 @@ class Selection:
         self._root = root
         self._ledger = ledger
         # Sources are not searched for in these folders.
-        self._own_folders = [folder for folder in (root, ledger.own_folder) if folder]
+        self._own_folders = [folder for folder in (root, ledger.location) if folder]
         self._targets: set[bytes] = set()  # their digests, which are smaller
         self._status_of: StatusOf = lambda target: None
         self.failures: list[Failure] = []

@@ -1,20 +1,17 @@
 """The ledger: what became of each file of a job, and its wrapped key. If the ledger is lost, the
 files cannot be decrypted.
 
-    rows          a row, its columns, and Parquet files of rows
-    base          what a ledger of any kind promises
-    segments      files of settled batches, one or many each
-    folder        a folder of the driver's file system
-    objects       conditional writes to an object storage
-    object_store  a folder of an object storage
-    claims        the job that writes to it
-    copying       the rows of one ledger into another, and as one Parquet file
-    choice        ``open_ledger``: the kind that a text names
-    lookup        the wrapped keys of files, for readers that are no jobs
+    ledger       what a ledger promises; ``open_ledger``
+    state        its state, and the claim of the job that writes: one protocol for all storages
+    claims       which process holds a claim
+    segments     files of settled batches, one or many each
+    rows         a row, its columns, and Parquet files of rows
+    store        what a ledger needs of a storage: ``folder`` and ``objects`` have it
+    copying      the rows of one ledger into another, and as one Parquet file
+    lookup       the wrapped keys of files, for readers that are no jobs
 """
 
-from .base import JobNote, Ledger
-from .choice import check_ledger, ledger_location, open_ledger
+from .ledger import JobNote, Ledger, check_ledger, ledger_location, open_ledger
 from .rows import (
     DECRYPT,
     DONE,

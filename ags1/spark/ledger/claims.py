@@ -1,25 +1,12 @@
-"""Which process writes to a ledger, for ledgers whose storage has no lock that ends with a process.
-
-A job of this machine counts as dead at once when its process is gone. Knows nothing of where claims
-are stored.
-"""
+"""Which process writes to a ledger. A job of this machine counts as dead at once when its process
+is gone. Knows nothing of where claims are stored."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import time
 from pathlib import Path
-from typing import NamedTuple
-
-
-class Claim(NamedTuple):
-    """A job's claim to write to a ledger. ``renewed_ms`` is the time of its last renewal, in ms
-    since 1970 by the storage's clock."""
-
-    claim_id: str
-    renewed_ms: int
 
 
 def this_process() -> str:
@@ -35,11 +22,6 @@ def process_name(process: str) -> str:
     """Return what to call a process in messages."""
     facts = _facts(process)
     return f"process {facts.get('pid')} of {facts.get('host')}"
-
-
-def now_ms() -> int:
-    """Return the time in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def is_gone(process: str) -> bool:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from ...atomic import AtomicFile
 from ...errors import FormatError
-from .base import Ledger
+from .ledger import Ledger
 from .rows import FAILED, SCHEMA, Row, rows_of, table_of
 
 _MOST_ROWS = 100_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...keys.sidecar import Sidecar
-from .choice import ledger_location, open_ledger
+from .ledger import ledger_location, open_ledger
 from .rows import ENCRYPT
 
 _COLUMNS = ("target", "key_metadata")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,22 +92,19 @@ def rows_of(table: pa.Table, columns: Iterable[str], where: str) -> list[Row]:
     return [Row(*row) for row in zip(*values, strict=True)]
 
 
-def write_parquet(file: BinaryIO, rows: Sequence[Row]) -> None:
-    """Write rows as a Parquet file. Raises OSError."""
-    pq.write_table(table_of(rows), file, compression="zstd")
+def to_parquet(table: pa.Table) -> bytes:
+    """Return a table as a Parquet file."""
+    out = io.BytesIO()
+    pq.write_table(table, out, compression="zstd")
+    return out.getvalue()
 
 
-def read_parquet(file: Any, columns: Iterable[str], where: str) -> list[Row]:
-    """Return the rows of a Parquet file, a path or a file of pyarrow's, as ``rows_of``."""
-    return rows_of(read_table(file, columns, where), columns, where)
-
-
-def read_table(file: Any, columns: Iterable[str], where: str) -> pa.Table:
-    """Return these columns of a Parquet file, a path or a file of pyarrow's. Raises FormatError."""
+def read_table(data: bytes, columns: Iterable[str], where: str) -> pa.Table:
+    """Return these columns of a Parquet file. Raises FormatError."""
     wanted = frozenset(columns)
     names = [name for name in Row._fields if name in wanted]
     try:
-        with pq.ParquetFile(file) as opened:
+        with pq.ParquetFile(pa.BufferReader(data)) as opened:
             if opened.metadata.num_rows > _MAX_ROWS:
                 raise damaged("no batch has so many rows", where)
             table = opened.read(columns=names)
