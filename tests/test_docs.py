@@ -93,7 +93,7 @@ REPLACED = {
         f'expected_key_id="{AWS_KEY}"': 'expected_key_id="keyA", location_map=places',
     },
     "docs/tables.md": {
-        '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': "table.metadata_location",
+        '"s3://lake/db/flights"': "table.location()",
         '{"encryption.kms-type": "vault", "kms.vault.url": "https://vault:8200"}': repr(
             {"encryption.kms-type": "local"}
         ),

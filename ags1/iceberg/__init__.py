@@ -6,13 +6,14 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 """
 
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
-from .maintained_table import Expiry, Rekeyed
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted
 from .operations.doctor import examine_table
 from .operations.doctor.findings import TableHealth
 from .operations.erase import Erasure
+from .operations.expire_snapshots import Expiry
 from .operations.orphans import OrphanFiles
+from .operations.rekey import Rekeyed
 from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification

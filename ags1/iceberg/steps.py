@@ -16,7 +16,6 @@ from ..keys.envelope import EncryptedKey
 from ..keys.manager import EncryptionManager, now_ms
 from .commit.session import TableSession
 from .commit.updates import apply_updates
-from .operations.expire import ExpiryPlan
 from .spec.column_types import check_sources
 from .spec.constants import MAIN_BRANCH
 from .spec.requirements import check_requirements
@@ -80,21 +79,6 @@ class KeyStep(Step):
         self.manager = change.manager
         self.removed = change.removed
         return change.updates, change.requirements
-
-
-class ExpiryStep(Step):
-    """An expiry of snapshots. ``plan`` and ``view`` are those of the last tried version."""
-
-    plan: ExpiryPlan
-    view: TableView
-
-    def __init__(self, compute: Callable[[dict[str, Any]], ExpiryPlan]) -> None:
-        self._compute = compute
-
-    def stage(self, view: TableView) -> Staged:
-        self.view = view
-        self.plan = self._compute(view.metadata)
-        return self.plan.updates, self.plan.requirements
 
 
 class SnapshotStep(Step):

@@ -30,9 +30,14 @@ from ..errors import (
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base
-from .commit.session import version_of
-from .maintained_table import MaintainedTable
-from .maintenance import EncryptedMaintenance
+from .commit.session import TableSession, version_of
+from .operations.compact import rewrite_data_files
+from .operations.erase import erase_deleted_rows
+from .operations.expire_snapshots import EncryptedMaintenance, expire_snapshots
+from .operations.orphans import remove_orphan_files
+from .operations.rekey import rekey
+from .operations.rotation import prune_keys, rewrap_keys, rotate_keys
+from .operations.statistics import read_statistics, write_statistics
 from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
@@ -129,13 +134,33 @@ def kms_client(kms: KmsClient | Mapping[str, str] | None, key_id: str) -> KmsCli
     return from_properties(kms) if isinstance(kms, Mapping) else kms
 
 
-class EncryptedTable(MaintainedTable):
+class EncryptedTable(TableSession):
     """An encrypted table with the methods of PyIceberg's ``Table``.
 
     ``inspect`` shows null for key metadata. ``to_daft``, ``to_bodo`` and DataFusion would open the
     files without keys, so they raise NotImplementedError. Writing raises NotImplementedError if the
     table was opened without a catalog, or from a catalog that does not keep keys.
+
+    Each method of maintenance is a function of ``operations``, whose first argument is the table.
     """
+
+    # Keys.
+    rotate_keys = rotate_keys
+    rewrap_keys = rewrap_keys
+    prune_keys = prune_keys
+    rekey = rekey
+    # Files and snapshots.
+    rewrite_data_files = rewrite_data_files
+    expire_snapshots = expire_snapshots
+    erase_deleted_rows = erase_deleted_rows
+    remove_orphan_files = remove_orphan_files
+    read_statistics = read_statistics
+    write_statistics = write_statistics
+
+    def transaction(self) -> EncryptedTransaction:
+        """Return a transaction, which commits several changes as one. Raises NotImplementedError if
+        the table has no catalog that keeps keys."""
+        return EncryptedTransaction(self)
 
     def scan(
         self,

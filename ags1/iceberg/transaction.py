@@ -507,6 +507,14 @@ class EncryptedTransaction(BuiltTransaction):
             self.output.discard(self.output.written)
 
 
+def commit_steps(table: TableSession, *steps: Step) -> None:
+    """Commit steps as one transaction. Raises as ``EncryptedTransaction``."""
+    transaction = EncryptedTransaction(table)
+    for step in steps:
+        transaction.stage_step(step)
+    transaction.commit_transaction()
+
+
 def _warn_of_no_match(step: SnapshotStep) -> None:
     # As in PyIceberg: there is no warning if the rows of some file had to be read.
     if not step.may_delete:

@@ -11,9 +11,9 @@ from ..iceberg.formats.avro import AvroFile
 from ..iceberg.formats.avro_container import AvroCodec
 from ..iceberg.formats.avro_schema import iceberg_schema_of_avro
 from ..iceberg.formats.avro_writer import AvroFileWriter
-from ..iceberg.maintained_table import Rekeyed
 from ..iceberg.operations.catalog_jobs import MigrationResult, migrate
 from ..iceberg.operations.meter import Progress
+from ..iceberg.operations.rekey import Rekeyed
 from ..iceberg.operations.verify import verify_table
 from ..iceberg.operations.verify.checks import Check, CheckKind, FileChecker, Outcome, Tick
 from ..iceberg.operations.verify.findings import TableVerification

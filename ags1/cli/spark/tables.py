@@ -20,8 +20,8 @@ from .session import kms_config, master, session
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
-    from ...iceberg.maintained_table import Rekeyed
     from ...iceberg.operations.catalog_jobs import MigrationResult
+    from ...iceberg.operations.rekey import Rekeyed
     from ...iceberg.operations.verify.findings import TableVerification
 
 

@@ -25,8 +25,8 @@ from .rekeying import RekeyingOptions, rekey_and_report
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
-    from ...iceberg.maintained_table import Rekeyed
     from ...iceberg.operations.catalog_jobs import MigrationResult
+    from ...iceberg.operations.rekey import Rekeyed
     from ...iceberg.operations.relocation.relocate import RelocationResult
 
 _exposed = flag(

@@ -17,7 +17,7 @@ from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg.maintained_table import Rekeyed
+    from ...iceberg.operations.rekey import Rekeyed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,24 +18,30 @@ three files and two merges; S is the snapshot that the plan is made for::
 ``compact_plan`` decides what is merged, and ``write/merging.py`` merges. With partial progress,
 each part of the groups is committed on its own. If a run is killed, what it has committed stays;
 its other files belong to no snapshot, and the next run does the rest. This follows Java's
-``RewriteDataFilesCommitManager`` and the Iceberg specification, "Row Lineage" and "Snapshots". This
-module does not commit.
+``RewriteDataFilesCommitManager`` and the Iceberg specification, "Row Lineage" and "Snapshots".
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import cast
 
+from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE, FileScanTask
 
-from ...errors import MetadataIntegrityError
+from ...errors import KMS_UNUSABLE, MetadataIntegrityError
+from ..commit.session import TableSession
+from ..pyiceberg.expressions import parse_row_filter
 from ..read.records import ADDED, DATA, ContentFile, ManifestEntry
 from ..read.snapshots import EncryptedSnapshot
+from ..spec.constants import MAIN_BRANCH
+from ..steps import SnapshotStep
 from ..storage.output import TableOutput
+from ..transaction import EncryptedTransaction
 from ..write.conflicts import ConflictError, find_rewrite_conflict
 from ..write.executors import Identity, RewriteThreads
 from ..write.history import changes_since
@@ -43,7 +49,10 @@ from ..write.merging import Merge, OnRead
 from ..write.snapshot import FileChange, check_definitions
 from ..write.view import TableView
 from .compact_plan import FileGroup, RewriteOptions, Sizes, default_target, plan_groups
+from .meter import Meter
 from .rewrite import identity, live_entries, plan_tasks
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +277,130 @@ def _check_rows(group: FileGroup, new: Sequence[ContentFile]) -> None:
             "read: nothing was committed. Verify the table",
             file=group.tasks[0].file.file_path,
         )
+
+
+def rewrite_data_files(
+    table: TableSession,
+    row_filter: str | BooleanExpression = ALWAYS_TRUE,
+    *,
+    target_file_size_bytes: int | None = None,
+    min_file_size_bytes: int | None = None,
+    max_file_size_bytes: int | None = None,
+    min_input_files: int = 5,
+    delete_file_threshold: int | None = None,
+    delete_ratio_threshold: float = 0.3,
+    rewrite_all: bool = False,
+    max_file_group_size_bytes: int = 100 << 30,
+    remove_dangling_deletes: bool = False,
+    partial_progress: bool = False,
+    partial_progress_max_commits: int = 10,
+    case_sensitive: bool = True,
+    branch: str | None = MAIN_BRANCH,
+    threads: int | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Compacted:
+    """Rewrite small data files, and files with many deleted rows, into files of the target
+    size; return the counts. By default, the target is the table's
+    ``write.target-file-size-bytes``. The strategy is Java's bin-packing.
+
+    Only data files that may have a row for which ``row_filter`` is true are rewritten. The
+    options down to ``remove_dangling_deletes`` are those of ``RewriteOptions``, which says what
+    each does. Rows, row IDs and the sequence numbers of their last change stay the same, and
+    deleted rows are not written again. Rows keep the order in which they were added. In a
+    sorted table, as many rows as fit into memory are sorted at once. Unencrypted files become
+    encrypted, and each new file has a fresh key. Earlier snapshots keep the old files until
+    ``expire_snapshots`` removes them.
+
+    All is committed at once. With ``partial_progress``, it is committed in up to
+    ``partial_progress_max_commits`` parts; a part that fails is left out and logged, and the
+    others go on. ``threads`` files are written at once. ``progress`` is called with two numbers
+    of bytes: those that were read, and those of all files to rewrite.
+
+    Raises ValueError for an impossible option or a column that the table does not have;
+    ValidationException if another writer has meanwhile removed a rewritten file or deleted rows
+    of it; NotImplementedError or UnsupportedTypeError for a column that cannot be rewritten;
+    and what reading and writing raises. With ``partial_progress``, it raises only if no part
+    was committed.
+
+    There are more than eight parameters: each is an option of Java's procedure or of ``rekey``.
+    """
+    options = RewriteOptions(
+        target_file_size_bytes=target_file_size_bytes,
+        min_file_size_bytes=min_file_size_bytes,
+        max_file_size_bytes=max_file_size_bytes,
+        min_input_files=min_input_files,
+        delete_file_threshold=delete_file_threshold,
+        delete_ratio_threshold=delete_ratio_threshold,
+        rewrite_all=rewrite_all,
+        max_file_group_size_bytes=max_file_group_size_bytes,
+        remove_dangling_deletes=remove_dangling_deletes,
+    )
+    if partial_progress_max_commits < 1:
+        raise ValueError(
+            f"partial_progress_max_commits is {partial_progress_max_commits}: it must be at least 1"
+        )
+    expression = parse_row_filter(row_filter)
+    table.output()  # raises if the table cannot be written to
+    at_once = RewriteThreads(threads)
+    plan = plan_compaction(
+        table.view().at(branch), options, expression, case_sensitive=case_sensitive
+    )
+    if dry_run or plan.is_empty:
+        return plan.expected()
+    meter = Meter(progress)
+    meter.total = plan.size
+    if not partial_progress:
+        return _compact(table, plan, plan.groups, at_once, meter, branch).done
+    return _compact_in_parts(table, plan, partial_progress_max_commits, at_once, meter, branch)
+
+
+def _compact(
+    table: TableSession,
+    plan: CompactionPlan,
+    groups: Sequence[FileGroup],
+    threads: RewriteThreads,
+    meter: Meter,
+    branch: str | None,
+    removed: Collection[Identity] = (),
+) -> Compaction:
+    """Rewrite groups of a compaction and commit them."""
+    transaction = EncryptedTransaction(table)
+    compaction = Compaction(plan, groups, transaction.output, threads, meter.add, removed=removed)
+    step = SnapshotStep(
+        transaction.output, compaction.change, {}, branch, recheck=compaction.recheck
+    )
+    transaction.stage_step(step)
+    transaction.commit_transaction()
+    return compaction
+
+
+def _compact_in_parts(
+    table: TableSession,
+    plan: CompactionPlan,
+    commits: int,
+    threads: RewriteThreads,
+    meter: Meter,
+    branch: str | None,
+) -> Compacted:
+    """Rewrite the groups of a compaction in several commits. If no part was committed, raises
+    what the last one has raised."""
+    result = Compacted()
+    removed: frozenset[Identity] = frozenset()
+    failure: Exception | None = None
+    for groups in plan.batches(commits):
+        try:
+            part = _compact(table, plan, groups, threads, meter, branch, removed)
+        except (CommitStateUnknownException, *KMS_UNUSABLE):
+            raise
+        except Exception as error:
+            failure = error
+            files = sum(len(group.tasks) for group in groups)
+            _log.warning("%d files were not rewritten: %s", files, error)
+            result += Compacted(failed_data_files_count=files)
+        else:
+            result += part.done
+            removed |= part.removes
+    if failure is not None and not removed:
+        raise failure
+    return result

@@ -29,30 +29,35 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Any
 
 from ...errors import Ags1Error
 from ...keys.envelope import parse_encryption_keys
-from ...keys.manager import EncryptionManager
-from ..commit.session import Version
+from ..commit.session import TableSession
 from ..read.metadata import parse_metadata, read_metadata
 from ..read.statistics import statistics_of
+from ..spec.constants import MAIN_BRANCH
+from ..steps import RecomputedSnapshotStep
 from ..storage.listing import list_files
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
+from ..transaction import EncryptedTransaction, commit_steps
 from ..write.conflicts import ConflictError
 from ..write.snapshot import FileChange, lists_removed_files
 from ..write.view import TableView
-from .compact import Compacted
+from .compact import Compacted, rewrite_data_files
 from .deletion import delete_files, logged_metadata
 from .expire import ExpiryPlan, ancestors, by_id, expire_chosen
+from .expire_snapshots import ExpiryStep
 from .expired_files import ExpiredFiles, find_expired_files
 from .meter import Progress
-from .orphans import OrphanFiles, find_orphans
+from .orphans import OrphanFiles, age_limit, find_orphans
 from .own_folders import version_of_name
+from .rotation import prune_keys
 
 _ATTEMPTS = 3
 _STAGED = "wap.id"
@@ -64,32 +69,6 @@ _NAMES = {
     "statistics": "statistics-path",
     "partition-statistics": "statistics-path",
 }
-
-
-class Erasable(Protocol):
-    """The part of ``EncryptedTable`` that this module needs."""
-
-    @property
-    def version(self) -> Version: ...
-    @property
-    def metadata_location(self) -> str: ...
-    @property
-    def files(self) -> TableFiles: ...
-    @property
-    def folders(self) -> TableFolders: ...
-
-    def view(self) -> TableView: ...
-    def view_of(
-        self, metadata: dict[str, Any], manager: EncryptionManager | None = None
-    ) -> TableView: ...
-    def output(self) -> TableOutput: ...
-    def refresh(self) -> Any: ...
-    def rewrite_data_files(self, **options: Any) -> Compacted: ...
-    def commit_without_rows(
-        self, change: Callable[[TableView], FileChange], branch: str | None
-    ) -> None: ...
-    def commit_expiry(self, plan_for: Callable[[dict[str, Any]], ExpiryPlan]) -> Any: ...
-    def prune_keys(self) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +101,38 @@ class Erasure:
     remaining: tuple[Remaining, ...] = ()
 
 
-def erase(
-    table: Any,
-    branch: str,
-    threads: int | None,
-    progress: Progress | None,
+def erase_deleted_rows(
+    table: TableSession,
     *,
-    orphans_older_than_ms: int | None = None,
+    branch: str = MAIN_BRANCH,
+    remove_orphans: bool = False,
+    orphans_older_than: datetime | None = None,
+    no_other_writers: bool = False,
+    threads: int | None = None,
     dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Erasure:
-    """Erase the deleted rows of a branch. Orphan files are removed if ``orphans_older_than_ms``
-    (epoch ms) is given. ``table`` is ``Erasable``. ``EncryptedTable.erase_deleted_rows`` documents
-    the rest and the errors."""
-    return _Erasing(table, branch, threads, progress, orphans_older_than_ms).run(dry_run=dry_run)
+    """Erase the deleted rows of a branch for good; return what was done, and what is left.
+
+    This rewrites the data files that have deleted rows, expires all earlier snapshots of the
+    branch and those that no branch or tag has, and deletes the files that only they needed,
+    with all earlier metadata files. Time travel ends. ``Erasure.remaining`` says what may still
+    have deleted rows, such as other branches and tags, and what to do about it. With
+    ``remove_orphans``, files of writers that failed are deleted too;
+    ``orphans_older_than`` and ``no_other_writers`` are those of ``remove_orphan_files``. With
+    ``dry_run``, nothing is changed. ``threads`` and ``progress`` are those of
+    ``rewrite_data_files``. If the call is interrupted or fails, call it again.
+
+    Raises ValidationException if ``gc.enabled`` is not true or another writer has changed a
+    rewritten file meanwhile, ValueError for a branch that does not exist, and what reading and
+    writing raises. Files that could not be deleted are in ``Erasure.failed``.
+    """
+    limit = None
+    if remove_orphans:
+        limit = age_limit(
+            orphans_older_than, no_other_writers=no_other_writers, name="orphans_older_than"
+        )
+    return _Erasing(table, branch, threads, progress, limit).run(dry_run=dry_run)
 
 
 def earlier_snapshots(metadata: Mapping[str, Any], branch: str) -> list[int]:
@@ -162,7 +160,7 @@ def earlier_snapshots(metadata: Mapping[str, Any], branch: str) -> list[int]:
 class _Erasing:
     def __init__(
         self,
-        table: Erasable,
+        table: TableSession,
         branch: str,
         threads: int | None,
         progress: Progress | None,
@@ -185,9 +183,11 @@ class _Erasing:
             return self._would(view, plan)
         output = table.output()
         rewritten = self._rewritten()
-        table.commit_without_rows(_forgetting, branch)
-        before = table.commit_expiry(self._plan).view.metadata
-        table.prune_keys()
+        _forget_removed_files(table, branch)
+        expiry = ExpiryStep(self._plan)
+        commit_steps(table, expiry)
+        before = expiry.view.metadata
+        prune_keys(table)
         expired = by_id(before).keys() - by_id(table.version.json).keys()
         earlier = EarlierVersions(table, [before])
         files = earlier.find_files()
@@ -198,11 +198,7 @@ class _Erasing:
             metadata_files = tuple(x for x in earlier.locations if x not in failed)
         orphans = None
         if self._orphans_older_than_ms is not None:
-            orphans = find_orphans(
-                table,  # type: ignore[arg-type]  # a TableSession
-                self._orphans_older_than_ms,
-                refresh=table.refresh,
-            )
+            orphans = find_orphans(table, self._orphans_older_than_ms, refresh=table.refresh)
             orphans = orphans.delete(output, table.folders)
             failed += orphans.failed
         done = Erasure(rewritten, tuple(sorted(expired)), deleted, metadata_files, orphans, failed)
@@ -227,7 +223,8 @@ class _Erasing:
         return self._rewrite()
 
     def _rewrite(self, *, dry_run: bool = False) -> Compacted:
-        return self._table.rewrite_data_files(
+        return rewrite_data_files(
+            self._table,
             branch=self._branch,
             delete_file_threshold=1,
             min_file_size_bytes=0,
@@ -318,7 +315,7 @@ class EarlierVersions:
     table, and older than the current one. ``unread`` are the others that exist.
     """
 
-    def __init__(self, table: Erasable, known: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, table: TableSession, known: Sequence[Mapping[str, Any]] = ()) -> None:
         self._table = table
         self._metadata = dict(table.version.json)
         self._merged: dict[str, dict[Any, Any]] = {name: {} for name in _NAMES}
@@ -415,6 +412,12 @@ class EarlierVersions:
                 merged.setdefault(entry[_NAMES[name]], entry)
 
 
+def _forget_removed_files(table: TableSession, branch: str) -> None:
+    transaction = EncryptedTransaction(table)
+    transaction.stage_step(RecomputedSnapshotStep(transaction.output, _forgetting, branch))
+    transaction.commit_transaction()
+
+
 def _forgetting(view: TableView) -> FileChange:
     """Return the change after which no manifest of the branch lists removed files."""
     return FileChange(forgets_removed=any(map(lists_removed_files, view.manifests)))
@@ -476,7 +479,7 @@ def _unsearched(orphans: OrphanFiles | None) -> Iterator[Remaining]:
         )
 
 
-def _empty_folders(table: Erasable) -> Iterator[Remaining]:
+def _empty_folders(table: TableSession) -> Iterator[Remaining]:
     """Yield the empty folders of partitions on a local file system. Their names have values. They
     stay, because a writer may be about to create a file in one."""
     location = f"{str(table.version.json['location']).rstrip('/')}/_"

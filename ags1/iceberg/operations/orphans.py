@@ -396,3 +396,44 @@ def _uuid_of(files: TableFiles, location: str) -> str | None:
             ) from None
     match = _UUID.search(beginning)
     return None if match is None else match[1].decode("utf-8", "replace")
+
+
+def remove_orphan_files(
+    table: TableSession,
+    older_than: datetime | None = None,
+    *,
+    location: str | None = None,
+    prefix_mismatch_mode: PrefixMismatchMode = "error",
+    no_other_writers: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> OrphanFiles:
+    """Delete the files in the table's folders that nothing needs and that were last changed
+    before ``older_than``; return them. The arguments are those of Iceberg's procedure.
+
+    The default of ``older_than`` is three days ago. Only its age distinguishes a file of a
+    commit that is under way from an orphan file, so a limit of less than 24 hours is refused
+    unless ``no_other_writers`` is true. A file stays if a snapshot, a branch or tag, the
+    metadata log or the statistics have it, even under another spelling of its location. It also
+    stays if its age is unknown. Folders of other tables stay. ``location`` is a folder of the
+    table; only files below it are deleted. If the table needs a file with the same path in
+    another bucket or on another host, ``prefix_mismatch_mode`` decides: ``error`` (raise),
+    ``ignore`` (the file stays) or ``delete``. ``dry_run`` deletes nothing. ``progress`` is
+    called with the number of deleted files and the number of all. If the call is interrupted,
+    call it again.
+
+    The table is loaded again, so it is at its newest version afterwards. Raises ValueError for
+    invalid arguments, ValidationException if ``gc.enabled`` is not true, and as
+    ``find_orphans``. If one manifest cannot be read, nothing is deleted. Files that could not
+    be deleted are in ``OrphanFiles.failed``.
+    """
+    limit = age_limit(older_than, no_other_writers=no_other_writers)
+    output = None if dry_run else table.output()
+    orphans = find_orphans(
+        table,
+        limit,
+        location=location,
+        prefix_mismatch_mode=prefix_mismatch_mode,
+        refresh=table.refresh,
+    )
+    return orphans if output is None else orphans.delete(output, table.folders, progress)

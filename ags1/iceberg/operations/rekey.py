@@ -4,14 +4,13 @@ Rows, row IDs and sequence numbers stay the same. An encrypted table may have un
 rewriting encrypts them. A plaintext manifest exposes the keys of the files that it lists;
 ``exposed_paths`` finds those files. From the call down to a file::
 
-    EncryptedTable.rekey       plans once for its result; commits, and tries again after conflicts
+    rekey                      plans once for its result; commits, and tries again after conflicts
       Rekeying.change          for each attempt: which files, and which delete files with them
         Rewriter.apply         each file once, however many attempts; then the deletion vectors
           RewriteExecutor      files side by side: ``RewriteThreads``, or Spark's executors
             rewrite_file       one file: read, encrypt under a fresh key, read again and compare
 
-The result is one ``replace`` snapshot. This follows the Iceberg specification, "Row Lineage". This
-module does not commit.
+The result is one ``replace`` snapshot. This follows the Iceberg specification, "Row Lineage".
 """
 
 from __future__ import annotations
@@ -27,13 +26,19 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError
+from ..commit.session import TableSession
+from ..pyiceberg.expressions import parse_row_filter
 from ..read.records import ContentFile, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..read.tasks import TaskReader
+from ..spec.constants import MAIN_BRANCH
+from ..steps import RecomputedSnapshotStep
 from ..storage.table_files import TableFiles
-from ..write.executors import Identity
+from ..transaction import EncryptedTransaction
+from ..write.executors import Identity, RewriteExecutor, RewriteThreads
 from ..write.snapshot import FileChange
 from ..write.view import TableView
+from .meter import Meter
 from .rewrite import (
     Contents,
     RewritePlan,
@@ -178,3 +183,68 @@ def _protected_values(file: ContentFile) -> tuple[object, ...]:
     km = file.key
     key = None if km is None else (km.encryption_key, km.aad_prefix)
     return key, file.content, file.file_size_in_bytes, file.record_count, file.referenced_data_file
+
+
+@dataclass(frozen=True, slots=True)
+class Rekeyed:
+    """The result of ``rekey``: the number of files that now have fresh keys, their size (bytes),
+    and the number of plaintext manifests that are now encrypted."""
+
+    files: int
+    size: int
+    manifests: int = 0
+
+
+def rekey(
+    table: TableSession,
+    row_filter: str | BooleanExpression = ALWAYS_TRUE,
+    *,
+    select: Callable[[ContentFile], bool] | None = None,
+    case_sensitive: bool = True,
+    branch: str | None = MAIN_BRANCH,
+    exposed: bool = False,
+    threads: int | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    executor: RewriteExecutor | None = None,
+) -> Rekeyed:
+    """Rewrite files with fresh keys, in one snapshot; return their number and size.
+
+    A data file is chosen if it may have a row for which ``row_filter`` is true, and if
+    ``select`` returns true for it. ``select`` gets a ``ContentFile``. Its ``key_metadata`` is
+    always None; ``is_encrypted`` says whether the file has a key, and ``lambda file: not
+    file.is_encrypted`` chooses the unencrypted files. It may be called several times for
+    the same file, and must not change the file. Without a filter, delete files can be
+    chosen too. Rows and their order, row IDs and sequence numbers stay the same. Unencrypted
+    files become encrypted. Earlier snapshots keep the old files until ``expire_snapshots``
+    removes them. ``progress`` is called with two numbers of bytes: those of the
+    finished files, and those of all files. ``threads`` files are rewritten at once, or
+    ``executor`` rewrites them.
+
+    If ``exposed`` is true, only those files are rewritten whose keys are in a plaintext
+    manifest of any snapshot, and the branch's plaintext manifests are encrypted.
+    ``rewrite_manifests`` of Iceberg before 1.12 writes plaintext manifests. Until they are
+    encrypted, their snapshot cannot be read. What they list is compared with the counts in the
+    manifest list and with all encrypted manifests. But it cannot be detected whether somebody
+    with the exposed keys has forged files meanwhile. Expire the earlier snapshots afterwards:
+    they still have the old files and the plaintext manifests.
+
+    Raises ValueError for a column that the table does not have, ValidationException if another
+    writer removed a chosen file meanwhile, and what reading and writing raises.
+    """
+    expression = parse_row_filter(row_filter)
+    transaction = EncryptedTransaction(table)
+    meter = Meter(progress)
+    rewriter = Rewriter(transaction.output, executor or RewriteThreads(threads), meter.done)
+    rekeying = Rekeying(rewriter, Choice(select, expression, case_sensitive, exposed))
+    view = table.view().at(branch)
+    plan = rekeying.plan(view)
+    meter.total = plan.size
+    done = Rekeyed(len(plan.files), plan.size, rekeying.plaintext_manifests(view))
+    if dry_run or (plan.is_empty and not done.manifests):
+        return done
+    # What other writers removed stays removed, and their new deletes are applied.
+    step = RecomputedSnapshotStep(transaction.output, rekeying.change, branch)
+    transaction.stage_step(step)
+    transaction.commit_transaction()
+    return done

@@ -592,7 +592,7 @@ def test_the_first_attempt_sees_what_was_committed_since_the_plan(
         six.refresh()
         return plan
 
-    monkeypatch.setattr("ags1.iceberg.maintained_table.plan_compaction", planned)
+    monkeypatch.setattr("ags1.iceberg.operations.compact.plan_compaction", planned)
     with pytest.raises(ValidationException, match="added the delete file"):
         six.rewrite_data_files()
     assert 11 not in ids(six)

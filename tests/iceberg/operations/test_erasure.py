@@ -494,7 +494,7 @@ def at_each(monkeypatch: Any, owner: Any, name: str, do: Callable[[], Any], afte
 @pytest.mark.slow_variants(r"True-.*")
 @pytest.mark.parametrize(
     "step",
-    ["rewrite_data_files", "commit_without_rows", "commit_expiry", "prune_keys"],
+    ["rewrite_data_files", "_forget_removed_files", "commit_steps", "prune_keys"],
 )
 @pytest.mark.parametrize("after", [False, True])
 def test_nothing_that_another_writer_does_meanwhile_is_lost(
@@ -510,7 +510,7 @@ def test_nothing_that_another_writer_does_meanwhile_is_lost(
         theirs.append(rows(row(9)))
         theirs.delete("id = 6")
 
-    at_each(monkeypatch, EncryptedTable, step, other, after)
+    at_each(monkeypatch, erasing, step, other, after)
     done = table.erase_deleted_rows()
     table.refresh()
     assert ids(table) == [1, 3, 4, 9]
