@@ -132,6 +132,11 @@ def open(
 ) -> Reader | Writer | TextReader | TextWriter:
     """Open an encrypted file, as ``gzip.open`` does a compressed one.
 
+    >>> with ags1.open("flights.csv.ags1", "wt") as out:
+    ...     out.write("id,carrier")
+    >>> with ags1.open("flights.csv.ags1", "rt", out.key_metadata) as file:
+    ...     text = file.read()
+
     ``file`` is a path or a binary file object, which is used from its position on, and which
     ``close`` leaves open. For reading, it can also be an object with ``pread(offset, size)``. A
     seekable pyarrow file is read by its ``read_at``, any number of ranges at once. ``mode`` is
@@ -158,8 +163,7 @@ def open(
     after the written bytes.
 
     With ``threads`` above 1, background threads decrypt ahead of the reader or encrypt behind the
-    writer. There are fourteen parameters, because one function reads and writes bytes and text, as
-    ``gzip.open`` does. Each optional one is a choice by itself, and is given by name.
+    writer. Each option is a parameter of its own, which is given by name.
     """
     if not isinstance(mode, str):
         raise TypeError(f"mode must be a str, not {type(mode).__name__}")

@@ -70,10 +70,11 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     """Encrypted files of another file system, as plaintext: ``ags1::`` in front of a URL.
 
     The file system below is ``fs``, or the one that ``target_protocol`` and ``target_options``
-    describe. fsspec fills these in for a chained URL, and ``fo`` with the path. ``options`` are
-    ``kms``, ``keyring``, ``key`` (the master key for new files), ``trusted_keys`` and properties of
-    the KMS. If no option names a KMS, the environment and the configuration file of each process
-    do, as for the command ``ags1``. Options hold no secrets.
+    describe; by default that of local files. fsspec fills these in for a chained URL, and ``fo``
+    with the path. ``options`` are ``kms``, ``keyring``, ``key`` (the master key for new files),
+    ``trusted_keys`` (the master keys that sidecars may name; by default ``key``, if that is given)
+    and properties of the KMS. If no option names a KMS, the environment and the configuration file
+    of each process do, as for the command ``ags1``. Options hold no secrets.
 
     A file's key comes from the sidecar beside it. The option ``ledger`` names the ledger of jobs on
     Spark: if it has a key for a file, that is used in place of the sidecar's, and the files cannot
@@ -105,15 +106,14 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if (fs is None) == (target_protocol is None):
-            raise ValueError(
-                "ags1 needs one file system below: put 'ags1::' before the URL of the files, or "
-                "give either target_protocol or fs"
-            )
+        if fs is not None and target_protocol is not None:
+            raise ValueError("ags1 needs one file system below: give either target_protocol or fs")
         self._keys = KeyOptions(options)
         self._key_source = None if self._keys.ledger is None else self._keys.key_source()
         self._key_for = key_for
-        self.fs = make_filesystem(target_protocol, **(target_options or {})) if fs is None else fs
+        if fs is None:
+            fs = make_filesystem(target_protocol or "file", **(target_options or {}))
+        self.fs = fs
         if getattr(self.fs, "asynchronous", False):
             raise ValueError("the file system below is asynchronous: give one that is not")
         is_local = isinstance(self.fs, LocalFileSystem)
