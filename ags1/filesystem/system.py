@@ -43,7 +43,16 @@ from ..stream import TextReader, TextWriter
 from ..threads import thread_count
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
-from .storage import FILE_SUFFIX, Local, Remote, Storage, parse_sidecar, stored_path
+from .storage import (
+    FILE_SUFFIX,
+    Local,
+    Obstore,
+    Remote,
+    Storage,
+    is_obstore,
+    parse_sidecar,
+    stored_path,
+)
 from .transfers import ManyFiles
 
 Info = dict[str, Any]
@@ -118,7 +127,10 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             raise ValueError("the file system below is asynchronous: give one that is not")
         is_local = isinstance(self.fs, LocalFileSystem)
         self._storage: Storage
-        self._storage = Local(makes_folders=self.fs.auto_mkdir) if is_local else Remote(self.fs)
+        if is_local:
+            self._storage = Local(makes_folders=self.fs.auto_mkdir)
+        else:
+            self._storage = Obstore(self.fs) if is_obstore(self.fs) else Remote(self.fs)
         usual = usable_cpus() if is_local else max(4, usable_cpus())
         self.threads = thread_count(usual if threads is None else threads)
         # Paths are those of the file system below. Only this instance knows its rules.
@@ -233,8 +245,12 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         first = entries[0] if len(entries) == 1 else None
         names_file = first is not None and _is_file(first) and _same(first["name"], path)
         if names_file or (not entries and not self.fs.isdir(path)):
-            return [self.fs.info(stored_path(path))]
+            return [self._info_below(stored_path(path))]
         return entries
+
+    def _info_below(self, path: str, **kwargs: Any) -> Info:
+        # Some file systems leave out the bucket.
+        return {**self.fs.info(path, **kwargs), "name": path}
 
     def _shown(self, stored: list[Info], *, sizes: bool) -> list[Info]:
         found = self._sizes(stored) if sizes else [None] * len(stored)
@@ -252,7 +268,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         """Describe a file or a folder. The size is None if the file's key cannot be had."""
         path = self._strip_protocol(path)
         try:
-            info = self.fs.info(stored_path(path), **kwargs)
+            info = self._info_below(stored_path(path), **kwargs)
         except FileNotFoundError:
             info = None
         if info is not None and _is_file(info):
@@ -279,7 +295,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         path = self._strip_protocol(path)
         found = self.fs.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
         if not found and self.isfile(path):
-            found = {path: self.fs.info(stored_path(path))}
+            found = {path: self._info_below(stored_path(path))}
         listing = self._listing(list(found.values()), sizes=sizes)
         return {info["name"]: info for info in listing} if detail else _names(listing)
 
