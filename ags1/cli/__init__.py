@@ -16,7 +16,10 @@ has to be quick, and they are optional.
 
 from __future__ import annotations
 
+import os
 import signal
+from types import FrameType
+from typing import NoReturn
 
 from ..descriptors import write_standard_output_whole
 
@@ -25,14 +28,24 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line on ``sys.argv`` and exit."""
-    # Until the commands are imported there is nothing to clean up. Ctrl-C just ends the process;
-    # Python's own handler would print a traceback of whatever was being imported.
-    has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if has_default_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A parent may have had Ctrl-C ignored (nohup).
+    is_heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    # Before the commands are imported and after they have ended, there is nothing to clean up, and
+    # Python would print a traceback of itself.
+    if is_heard:
+        signal.signal(signal.SIGINT, _interrupted)
     from .app import app
 
-    if has_default_handler:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     write_standard_output_whole()
-    app()
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        app()
+    finally:
+        if is_heard:
+            signal.signal(signal.SIGINT, _interrupted)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"ags1: interrupted\n")
+    os._exit(128 + number)

@@ -150,6 +150,7 @@ Environment:
   AGS1_KMS_TYPE    the KMS (--kms)
   AGS1_KMS_KEY     the master key (--key)
   AGS1_KMS_X__Y_Z  the KMS's property x.y-z: AGS1_KMS_CLIENT__REGION is client.region
+  AGS1_CATALOG     the catalog of a table (--catalog)
   AGS1_CONFIG      the configuration file to use instead of the default one
   AGS1_DEBUG       1 shows tracebacks, and the messages of Spark and PyIceberg
   XDG_CONFIG_HOME  the folder that ags1/config.ini and ags1/keyring.json are in,

@@ -27,6 +27,7 @@ class Exit(enum.IntEnum):
     IO = 6
     AUTHENTICATION = 7
     ROWS_LEFT = 8
+    NO_FILES = 9
     INTERNAL = 70
     INTERRUPTED = 130
     READER_GONE = 141
@@ -50,6 +51,7 @@ Exit status:
        something is unencrypted that must not be
   8    'ags1 table erase' has erased, but something that it names may still have
        deleted rows
+  9    'ags1 spark' found no file to work on (--allow-empty makes this 0)
   70   internal error: a mistake in ags1
   130  interrupted (Ctrl-C)
   141  the reader of the output went away

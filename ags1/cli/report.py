@@ -22,13 +22,16 @@ _MAX_CAUSE = 1000
 
 
 class Report:
-    """Collects the results of a run over several files. ``total_size`` is the work in bytes, None
+    """Collects the results of a run over several files; ``done`` and ``failures`` count them.
+    ``total_size``  is the work in bytes, None
     if it is not known. If standard error is a terminal, a line with the progress is printed there,
     unless ``--quiet`` is given. ``once``: with ``--json``, a failure is told as JSON alone."""
 
     def __init__(self, out: Output, total_size: int | None = None, *, once: bool = False) -> None:
         self._as_text = not (once and out.as_json)
         self.exit_code = Exit.OK
+        self.done = 0
+        self.failures = 0
         self._out = out
         self._total_size = total_size
         self._file = ""
@@ -72,6 +75,8 @@ class Report:
 
     def succeeded(self, result: Mapping[str, Any], line: str | None = None) -> None:
         """Report a file that is done: as JSON, or as ``line`` if there is one."""
+        if not result.get("skipped"):
+            self.done += 1
         if line is not None:
             self._hide_line()
         self._out.result(result, line)
@@ -79,6 +84,7 @@ class Report:
     def failed(self, error: BaseException, file: str, kind: str | None = None) -> None:
         """Report a failure on standard error, and as JSON; the first one is the exit code. ``kind``
         is what to call it, if that is not the name of the error's class."""
+        self.failures += 1
         failure = describe(error, file)
         failure = failure._replace(kind=kind or failure.kind)
         # The file's own name stays whole.

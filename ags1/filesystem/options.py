@@ -21,7 +21,7 @@ from ..kms.properties import Properties
 from ..kms.registry import check_type
 from ..process import OncePerProcess
 
-_TRUSTED = "trusted-keys"
+_TRUSTED = "trusted_keys"
 _LEDGER = "ledger"
 _NAMES = ("key", "keyring", "kms", _LEDGER, _TRUSTED)
 # The class that finds keys in a ledger. It is imported by its name when it is needed: the package
@@ -47,7 +47,7 @@ class KeyOptions:
     and ValueError for an option that is not known."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        named = {_name(name): value for name, value in options.items() if name not in _FSSPEC}
+        named = {name: value for name, value in options.items() if name not in _FSSPEC}
         if isinstance(named.get(_TRUSTED), (list, tuple, set, frozenset)):
             named[_TRUSTED] = ",".join(named[_TRUSTED])
         texts = {name: value for name, value in named.items() if isinstance(value, str)}
@@ -67,6 +67,8 @@ class KeyOptions:
         self._texts = texts
         listed = texts.get(_TRUSTED, "").split(",")
         self._trusted = frozenset(name.strip() for name in listed if name.strip())
+        if not self._trusted and texts.get("key"):
+            self._trusted = frozenset({texts["key"]})
 
     def key_source(self) -> KeySource:
         """Return what finds keys in the ledger. Raises ValueError if it cannot be loaded, and
@@ -102,16 +104,11 @@ class KeyOptions:
             if not chosen.key_id:
                 raise KmsConfigurationError(
                     f"with {chosen.kms_name}, a sidecar may name another user's master key: name "
-                    "those to accept with the storage option 'trusted-keys' or 'key', or with "
+                    "those to accept with the storage option 'trusted_keys' or 'key', or with "
                     "AGS1_KMS_KEY"
                 )
             trusted = frozenset({chosen.key_id})
         return Keychain(kms, chosen.key_id or "", trusted_key_ids=trusted)
-
-
-def _name(name: str) -> str:
-    # A Python argument cannot have the hyphen.
-    return _TRUSTED if name == "trusted_keys" else name
 
 
 def _unknown(name: str) -> str:

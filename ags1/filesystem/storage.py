@@ -9,13 +9,19 @@ there may be one writer of a file at a time. Knows nothing of plaintext and unwr
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
+
+from fsspec.asyn import sync
 
 from ..atomic import AtomicFile
 from ..errors import KeyMetadataError
@@ -201,17 +207,17 @@ class Remote:
         return Staged(target, durable=False, mode=0o600)
 
     def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
-        exclusive = {} if overwrite else {"mode": "create"}
-
-        def put() -> None:
-            if os.path.getsize(staged.temporary) <= _IN_MEMORY:
-                with open(staged.temporary, "rb") as file:
-                    data = file.read()
-                self._fs.pipe_file(path, data, **exclusive)
-            else:
-                self._fs.put_file(staged.temporary, path, **exclusive)
-
+        put = partial(self._put, staged.temporary, path, overwrite=overwrite)
         self._publish(put, path, sidecar, overwrite=overwrite)
+
+    def _put(self, temporary: str, path: str, *, overwrite: bool) -> None:
+        exclusive = {} if overwrite else {"mode": "create"}
+        if os.path.getsize(temporary) <= _IN_MEMORY:
+            with open(temporary, "rb") as file:
+                data = file.read()
+            self._fs.pipe_file(path, data, **exclusive)
+        else:
+            self._fs.put_file(temporary, path, **exclusive)
 
     def is_same(self, source: str, target: str) -> bool:
         return source == target
@@ -298,6 +304,83 @@ class Remote:
         if before is not None and self._present(name) == before:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(name)
+
+
+class Obstore(Remote):
+    """Files of obstore's adapter for fsspec. It raises the error of one range instead of returning
+    it beside the others, it has exceptions of its own, and it ignores that a file must be new."""
+
+    def source(self, path: str, size: int) -> _Ranges:
+        return _ObstoreRanges(self._fs, path, size)
+
+    def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
+        starts: list[bytes | Exception] = sync(self._fs.loop, self._starts, wanted)
+        return starts
+
+    async def _starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
+        return list(await asyncio.gather(*(self._start(*one) for one in wanted)))
+
+    async def _start(self, path: str, size: int) -> bytes | Exception:
+        try:
+            data: bytes = await self._fs._cat_file(path, start=0, end=size)
+        except OSError as error:
+            return error
+        except Exception as error:
+            # An empty object has no range.
+            with contextlib.suppress(OSError):
+                if (await self._fs._info(path))["size"] == 0:
+                    return b""
+            return _os_error(error, path)
+        return data
+
+    def _put(self, temporary: str, path: str, *, overwrite: bool) -> None:
+        if overwrite:
+            with _os_errors(path):
+                super()._put(temporary, path, overwrite=True)
+            return
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        bucket, name = self._fs._split_path(path)
+        store = self._fs._construct_store(bucket)
+        try:
+            # In parts, an object would replace another one.
+            with _os_errors(path):
+                obstore.put(store, name, Path(temporary), mode="create", use_multipart=False)
+        except OSError as error:
+            if isinstance(error.__cause__, AlreadyExistsError):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            raise
+
+    def _write(self, name: str, sidecar: Sidecar) -> None:
+        with _os_errors(name):
+            super()._write(name, sidecar)
+
+
+class _ObstoreRanges(_Ranges):
+    def _get(self, offset: int, size: int) -> bytes:
+        with _os_errors(self.name):
+            return super()._get(offset, size)
+
+
+def is_obstore(fs: Any) -> bool:
+    """Whether a file system is obstore's adapter, or made of it by ``obstore.fsspec.register``."""
+    return any(kind.__module__ == "obstore.fsspec" for kind in type(fs).__mro__)
+
+
+@contextlib.contextmanager
+def _os_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise _os_error(error, path) from error
+
+
+def _os_error(error: Exception, path: str) -> OSError:
+    # obstore's errors show on further lines how Rust prints them.
+    return OSError(errno.EIO, str(error).partition("\n")[0], path)
 
 
 def _read_local_start(path: str, size: int) -> bytes:

@@ -43,7 +43,16 @@ from ..stream import TextReader, TextWriter
 from ..threads import thread_count
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
-from .storage import FILE_SUFFIX, Local, Remote, Storage, parse_sidecar, stored_path
+from .storage import (
+    FILE_SUFFIX,
+    Local,
+    Obstore,
+    Remote,
+    Storage,
+    is_obstore,
+    parse_sidecar,
+    stored_path,
+)
 from .transfers import ManyFiles
 
 Info = dict[str, Any]
@@ -70,10 +79,11 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     """Encrypted files of another file system, as plaintext: ``ags1::`` in front of a URL.
 
     The file system below is ``fs``, or the one that ``target_protocol`` and ``target_options``
-    describe. fsspec fills these in for a chained URL, and ``fo`` with the path. ``options`` are
-    ``kms``, ``keyring``, ``key`` (the master key for new files), ``trusted_keys`` and properties of
-    the KMS. If no option names a KMS, the environment and the configuration file of each process
-    do, as for the command ``ags1``. Options hold no secrets.
+    describe; by default that of local files. fsspec fills these in for a chained URL, and ``fo``
+    with the path. ``options`` are ``kms``, ``keyring``, ``key`` (the master key for new files),
+    ``trusted_keys`` (the master keys that sidecars may name; by default ``key``, if that is given)
+    and properties of the KMS. If no option names a KMS, the environment and the configuration file
+    of each process do, as for the command ``ags1``. Options hold no secrets.
 
     A file's key comes from the sidecar beside it. The option ``ledger`` names the ledger of jobs on
     Spark: if it has a key for a file, that is used in place of the sidecar's, and the files cannot
@@ -105,20 +115,22 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if (fs is None) == (target_protocol is None):
-            raise ValueError(
-                "ags1 needs one file system below: put 'ags1::' before the URL of the files, or "
-                "give either target_protocol or fs"
-            )
+        if fs is not None and target_protocol is not None:
+            raise ValueError("ags1 needs one file system below: give either target_protocol or fs")
         self._keys = KeyOptions(options)
         self._key_source = None if self._keys.ledger is None else self._keys.key_source()
         self._key_for = key_for
-        self.fs = make_filesystem(target_protocol, **(target_options or {})) if fs is None else fs
+        if fs is None:
+            fs = make_filesystem(target_protocol or "file", **(target_options or {}))
+        self.fs = fs
         if getattr(self.fs, "asynchronous", False):
             raise ValueError("the file system below is asynchronous: give one that is not")
         is_local = isinstance(self.fs, LocalFileSystem)
         self._storage: Storage
-        self._storage = Local(makes_folders=self.fs.auto_mkdir) if is_local else Remote(self.fs)
+        if is_local:
+            self._storage = Local(makes_folders=self.fs.auto_mkdir)
+        else:
+            self._storage = Obstore(self.fs) if is_obstore(self.fs) else Remote(self.fs)
         usual = usable_cpus() if is_local else max(4, usable_cpus())
         self.threads = thread_count(usual if threads is None else threads)
         # Paths are those of the file system below. Only this instance knows its rules.
@@ -233,8 +245,12 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         first = entries[0] if len(entries) == 1 else None
         names_file = first is not None and _is_file(first) and _same(first["name"], path)
         if names_file or (not entries and not self.fs.isdir(path)):
-            return [self.fs.info(stored_path(path))]
+            return [self._info_below(stored_path(path))]
         return entries
+
+    def _info_below(self, path: str, **kwargs: Any) -> Info:
+        # Some file systems leave out the bucket.
+        return {**self.fs.info(path, **kwargs), "name": path}
 
     def _shown(self, stored: list[Info], *, sizes: bool) -> list[Info]:
         found = self._sizes(stored) if sizes else [None] * len(stored)
@@ -252,7 +268,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         """Describe a file or a folder. The size is None if the file's key cannot be had."""
         path = self._strip_protocol(path)
         try:
-            info = self.fs.info(stored_path(path), **kwargs)
+            info = self._info_below(stored_path(path), **kwargs)
         except FileNotFoundError:
             info = None
         if info is not None and _is_file(info):
@@ -279,7 +295,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         path = self._strip_protocol(path)
         found = self.fs.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
         if not found and self.isfile(path):
-            found = {path: self.fs.info(stored_path(path))}
+            found = {path: self._info_below(stored_path(path))}
         listing = self._listing(list(found.values()), sizes=sizes)
         return {info["name"]: info for info in listing} if detail else _names(listing)
 

@@ -48,6 +48,8 @@ from .passphrase import Passphrase, Protection, checked, is_read_only, read_priv
 from .secret import Secret, discreet
 
 _FORMAT = "ags1-keyring"
+# Of the file beside a keyring that processes lock.
+LOCK_SUFFIX = ".lock"
 _PLAIN, _PROTECTED = 1, 2
 _KEY_SIZE = 32
 _MAX_SIZE = 16 << 20
@@ -267,7 +269,7 @@ def _locked(path: str) -> Iterator[None]:
     # A file of its own, because each write replaces the keyring's file. It is never removed:
     # otherwise two processes could hold the lock.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock = os.open(f"{path}.lock", flags, 0o600)
+    lock = os.open(path + LOCK_SUFFIX, flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -297,8 +299,9 @@ def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_r
         data, status = read_private(path, _MAX_SIZE, "keyring", allow_readable=allow_readable)
     except FileNotFoundError:
         raise KmsKeyNotFoundError(
-            f"there is no keyring {path}: give the path of the keyring that has the master key, "
-            "or make a new one with: ags1 keygen"
+            f"there is no keyring {path}. What is encrypted already needs the keyring that has its "
+            "master key: name it (--keyring, AGS1_KEYRING), or restore it from a backup. A new one "
+            "(ags1 keygen) opens nothing that is there"
         ) from None
     document = _decode(data, path)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
@@ -307,6 +310,23 @@ def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_r
     if type(version) is not int or version not in (_PLAIN, _PROTECTED):
         raise KmsError(f"the keyring {path} has a version that this ags1 does not know")
     return document, status
+
+
+def is_keyring(path: str) -> bool:
+    """Return whether a regular file has the content of a keyring. Raises OSError."""
+    if not os.path.isfile(path) or os.path.getsize(path) > _MAX_SIZE:
+        return False
+    with open(path, "rb") as file:
+        # Most files need not be read whole.
+        start = file.read(1)
+        if start != b"{":
+            return False
+        data = start + file.read()
+    try:
+        document = _decode(data, path)
+    except KmsError:
+        return False
+    return isinstance(document, dict) and document.get("format") == _FORMAT
 
 
 def _decode(data: bytes, path: str) -> object:

@@ -19,7 +19,7 @@ from .. import private_file
 from ..errors import KmsAccessDeniedError, KmsConfigurationError
 from .passphrase import ALLOW_READABLE, check_owner, check_private, mode_remedy
 from .properties import Properties
-from .registry import KMS_IMPL, KMS_TYPE
+from .registry import KMS_IMPL, KMS_TYPE, is_built_in
 
 LOCAL = "local"
 KEYRING = "kms.local.keyring"
@@ -31,12 +31,35 @@ PROPERTY_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
 _PREFIX = "AGS1_KMS_"
 _KEY_VARIABLE = f"{_PREFIX}KEY"
 _NAMES = {"TYPE": KMS_TYPE, "IMPL": KMS_IMPL}
-# Properties that are often set, for the hint about a mistyped one.
-_COMMON = (
-    *("azure.keyvault.url", "client.assume-role.arn", "client.profile-name", "client.region"),
-    *("gcs.oauth2.token", ALLOW_READABLE, "kms.endpoint", "kms.gcp.key-ring", KEYRING),
-    *(PASSPHRASE_FILE, "kms.max-attempts", "kms.vault.auth", "kms.vault.mount-path"),
-    *("kms.vault.namespace", "kms.vault.token", "kms.vault.url"),
+# The properties that a built-in client reads, and what the names of others begin with.
+_KNOWN = (
+    *(
+        KMS_TYPE,
+        KMS_IMPL,
+        KEYRING,
+        PASSPHRASE_FILE,
+        ALLOW_READABLE,
+        "adls.token-credential-provider",
+    ),
+    *("azure.keyvault.key-wrap-algorithm", "azure.keyvault.url", "client.access-key-id"),
+    *("client.assume-role.arn", "client.assume-role.external-id", "client.assume-role.region"),
+    *("client.assume-role.session-name", "client.assume-role.timeout-sec", "client.factory"),
+    *("client.credentials-provider", "client.profile-name", "client.region", "client.role-arn"),
+    *("client.role-session-name", "client.secret-access-key", "client.session-token"),
+    *("gcs.oauth2.token", "gcs.oauth2.token-expires-at", "kms.allow-plaintext-http"),
+    *("kms.aws.former-keys", "kms.azure.token", "kms.connect-timeout-ms", "kms.data-key-spec"),
+    *("kms.encryption-algorithm-spec", "kms.endpoint", "kms.gcp.anonymous", "kms.gcp.endpoint"),
+    *("kms.gcp.key-ring", "kms.local.passphrase", "kms.max-attempts", "kms.read-timeout-ms"),
+    *("kms.vault.auth", "kms.vault.auth-mount-path", "kms.vault.ca-cert", "kms.vault.jwt-file"),
+    *("kms.vault.mount-path", "kms.vault.namespace", "kms.vault.role", "kms.vault.role-id"),
+    *("kms.vault.secret-id", "kms.vault.secret-id-file", "kms.vault.token"),
+    *("kms.vault.token-file", "kms.vault.url", "kms.vault.verify"),
+)
+_KNOWN_PREFIXES = (
+    "client.assume-role.tags.",
+    "client.credentials-provider.",
+    "encryption.kms.key.",
+    "http-client.",
 )
 _SECTION = "kms"
 _MAX_FILE_SIZE = 1 << 20
@@ -116,14 +139,27 @@ def of_process(options: Layer) -> Settings:
 
 
 def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
-    """Return the settings of a run. Only this function decides which layer overrides which."""
+    """Return the settings of a run. Only this function decides which layer overrides which. Raises
+    KmsConfigurationError for a property that no built-in client reads."""
     chosen = options.over(environment.over(file))
     if chosen.kind is None:
         chosen = Layer({KMS_TYPE: LOCAL}).over(chosen)
+    if is_built_in(chosen.properties):
+        _check_known(chosen.properties)
     key_id = chosen.key_id
     if key_id is None and chosen.kind == LOCAL:
         key_id = DEFAULT_LOCAL_KEY
     return Settings(chosen.properties, key_id)
+
+
+def _check_known(properties: Mapping[str, str]) -> None:
+    for name in sorted(properties):
+        if name not in _KNOWN and not name.startswith(_KNOWN_PREFIXES):
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, _KNOWN, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "no built-in KMS has it"
+            raise KmsConfigurationError(f"the KMS property {name!r} is unknown: {hint}")
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
@@ -154,7 +190,7 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
         return {}
     from difflib import get_close_matches
 
-    names = [p.replace(".", "__").replace("-", "_").upper() for p in _COMMON]
+    names = [p.replace(".", "__").replace("-", "_").upper() for p in _KNOWN]
     # Compare with the last part of each name too: REGION is meant as CLIENT__REGION.
     known = {name.rpartition("__")[2]: name for name in names}
     known |= {name: name for name in (*names, *_NAMES, "KEY")}

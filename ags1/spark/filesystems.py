@@ -46,7 +46,14 @@ def filesystem_of(host_url: str) -> Any:
     with os_errors(host_url):
         import fsspec.core  # optional
 
-        filesystem, _ = fsspec.core.url_to_fs(host_url)
+        try:
+            filesystem, _ = fsspec.core.url_to_fs(host_url)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            # Arrow's, of HDFS without Java or Hadoop, has a line for each place where it looked.
+            said = f"cannot be used: {str(error).splitlines()[0]}"
+            raise OSError(errno.ENOTSUP, said, host_url) from None
         if not is_s3(filesystem):
             return filesystem
         options = dict(filesystem.storage_options)

@@ -87,7 +87,7 @@ class FileKeys:
         if accepted is None and accepts_foreign_keys(kms.client()):
             raise KmsConfigurationError(
                 "with this KMS a wrapped key may name another user's master key: name those to "
-                "accept (--key, key_ids=, or the option 'trusted-keys')"
+                "accept (--key, key_ids=, or the option 'trusted_keys')"
             )
         return cls(kms, None, accepted)
 

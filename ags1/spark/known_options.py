@@ -66,7 +66,7 @@ TABLES: Source = {
 }
 
 _FILES = _KMS | KnownOptions.of("inner ledger")
-_FILE_ROWS = KnownOptions.of("trusted-keys columns partSize ignoreMissingFiles")
+_FILE_ROWS = KnownOptions.of("trusted_keys columns partSize ignoreMissingFiles")
 _CSV_ROWS = KnownOptions.of("header sep delimiter quote escape nullValue inferSchema")
 _COMPRESSION = KnownOptions.of("compression")
 _READ_BY_FORMAT = {"csv": _CSV_ROWS}

@@ -46,12 +46,14 @@ def key_settings(options: Mapping[str, str]) -> Settings:
 
 
 def opening_keys(options: Mapping[str, str]) -> FileKeys:
-    """Return what unwraps the keys of files. Raises KmsError. The option ``trusted-keys`` names the
-    master keys to accept, separated by commas. By default it is ``key``, if the KMS would unwrap
-    with any user's master key."""
+    """Return what unwraps the keys of files. Raises KmsError. The option ``trusted_keys`` names the
+    master keys to accept, separated by commas. By default it is the option ``key``, or the key of
+    the settings if the KMS would unwrap with any user's master key."""
     chosen = key_settings(options)
     kms = KmsConfig(chosen.properties)
-    trusted = names(options.get("trusted-keys"))
+    trusted = names(options.get("trusted_keys"))
+    if not trusted and options.get("key"):
+        trusted = [options["key"]]
     if not trusted and chosen.key_id and accepts_foreign_keys(kms.client()):
         trusted = [chosen.key_id]
     return FileKeys.for_opening(kms, trusted)

@@ -245,15 +245,23 @@ def test_nothing_said_is_the_local_keyring() -> None:
 
 
 def test_options_beat_the_environment_which_beats_the_file() -> None:
-    file = Layer({TYPE: "aws", "a.x": "file", "a.y": "file", "a.z": "file"}, "file")
-    environment = Layer({"a.x": "environment", "a.y": "environment"})
-    options = Layer({TYPE: "AWS", "a.x": "option"})
+    file = Layer(
+        {
+            TYPE: "aws",
+            "client.region": "file",
+            "client.profile-name": "file",
+            "client.factory": "file",
+        },
+        "file",
+    )
+    environment = Layer({"client.region": "environment", "client.profile-name": "environment"})
+    options = Layer({TYPE: "AWS", "client.region": "option"})
     settings = resolve(options, environment, file)
     assert dict(settings.properties) == {
         TYPE: "AWS",
-        "a.x": "option",
-        "a.y": "environment",
-        "a.z": "file",
+        "client.region": "option",
+        "client.profile-name": "environment",
+        "client.factory": "file",
     }
     assert settings.key_id == "file"
     assert resolve(options, Layer({}, "environment"), file).key_id == "environment"
@@ -430,3 +438,19 @@ def test_info_tells_which_kms_is_configured(home: Path, monkeypatch: pytest.Monk
 def test_the_keyring_stays_private(home: Path) -> None:
     succeed("keygen", "--keyring", home / "new" / "k.json")
     assert stat.S_IMODE((home / "new" / "k.json").stat().st_mode) == 0o600
+
+
+def test_an_unknown_property_is_refused_with_the_nearest_name(home: Path) -> None:
+    (home / "a").write_bytes(b"text")
+    wrong = ("--kms-property", "client.regon=x")
+    for command in (["encrypt", "a"], ["verify", "a.ags1"], ["key", "list"]):
+        said = fail(5, *command, *wrong)
+        assert "'client.regon' is unknown: did you mean 'client.region'?" in said
+    assert "no built-in KMS has it" in fail(5, "encrypt", "a", "--kms-property", "x.y=z")
+    config = Path(os.environ["XDG_CONFIG_HOME"]) / "ags1" / "config.ini"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text("[kms]\nkms.vault.ulr = http://127.0.0.1\n")
+    assert "did you mean 'kms.vault.url'?" in fail(5, "encrypt", "a")
+    assert not (home / "a.ags1").exists()
+    config.write_text("[kms]\nclient.assume-role.tags.team = x\n")
+    succeed("encrypt", "a")

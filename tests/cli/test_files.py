@@ -327,9 +327,9 @@ def test_a_file_without_its_sidecar_is_not_skipped(home: Path) -> None:
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
     (home / "a.ags1.keys").unlink()
-    message = fail(6, "encrypt", "a", "--skip-existing")
-    assert "exists already" in message
-    assert "--skip-existing" not in message
+    message = fail(5, "encrypt", "a", "--skip-existing")
+    assert message.startswith("ags1: a.ags1.keys: this sidecar is missing")
+    assert "--force" in message
     assert names(home) == ["a", "a.ags1"]
 
 
@@ -344,7 +344,8 @@ def test_a_run_killed_between_sidecar_and_file_is_taken_up(home: Path) -> None:
     succeed("verify", "a.ags1", "b.ags1")
     succeed("verify", "moved.ags1", "--sidecar", "a.ags1.keys")
     assert stat.S_IMODE((home / "a.ags1.keys").stat().st_mode) == 0o600
-    assert run("encrypt", "a", "b", "--skip-existing").stderr.count("skipped") == 2
+    said = run("encrypt", "a", "b", "--skip-existing").stderr
+    assert said == "ags1: 0 encrypted, 2 skipped (done already: 2)\n"
 
 
 def test_what_is_no_orphan_sidecar_is_left_alone(home: Path) -> None:
@@ -393,11 +394,51 @@ def test_an_encrypted_file_is_encrypted_again_only_on_demand(home: Path) -> None
     assert names(home) == before
     result = run("encrypt", "a", "a.ags1", "a.ags1.keys", "--skip-existing")
     assert result.exit_code == 0
-    assert result.stderr.count("skipped") == 3
+    assert result.stderr.count("\n") == 1
+    assert "0 encrypted, 3 skipped (encrypted already: 2, done already: 1)" in result.stderr
     assert names(home) == before
     succeed("encrypt", "plain.ags1", "a.ags1", "--again")
     succeed("decrypt", "a.ags1.ags1", "-o", "b")
     assert (home / "b").read_bytes() == (home / "a.ags1").read_bytes()
+
+
+def test_a_nightly_run_passes_over_keys_and_says_one_line(home: Path) -> None:
+    """By their contents: a keyring and a sidecar may have any name."""
+    (home / "in").mkdir()
+    succeed("keygen", "--keyring", "in/ring")
+    succeed("key", "rotate", "default", "--keyring", "in/ring")
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a", "--sidecar", "in/renamed.json")
+    (home / "in" / "x.keys").write_bytes(TEXT)
+    (home / "in" / "other.lock").write_bytes(b"")
+    (home / "in" / "other.json").write_bytes(b"{}")
+    result = run("encrypt", "in", "--skip-existing")
+    assert (result.exit_code, result.stdout) == (0, "")
+    skipped = "3 skipped (sidecar: 1, keyring: 1, lock of a keyring: 1)"
+    assert result.stderr == f"ags1: 3 encrypted, {skipped}\n"
+    result = run("encrypt", "in", "--skip-existing", "--verbose")
+    assert "ags1: in/ring: skipped: keyring\n" in result.stderr
+    assert result.stderr.count("\n") == 1 + 3 + 3 + 6
+    assert run("encrypt", "in", "--skip-existing", "--quiet").stderr == ""
+
+
+def test_a_sidecar_named_as_a_file_is_told(home: Path) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    for command in ("inspect", "verify", "cat"):
+        said = fail(4, command, "a.ags1.keys")
+        assert "this is a sidecar, not an encrypted file: name a.ags1\n" in said
+
+
+def test_a_missing_file_is_told_before_a_missing_keyring(home: Path) -> None:
+    said = fail(6, "encrypt", "nothere.csv", "--keyring", "nothing")
+    assert said == "ags1: nothere.csv: No such file or directory\n"
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    said = fail(5, "decrypt", "a.ags1", "-o", "b", "--keyring", "nothing")
+    assert "there is no keyring nothing" in said
+    assert "restore it from a backup" in said
+    assert "or make a new one" not in said
 
 
 def test_several_sources_go_into_the_folder(home: Path) -> None:
@@ -431,10 +472,12 @@ def test_links_to_folders_are_not_followed_and_pipes_passed_over(home: Path) -> 
     (home / "in" / "loop").symlink_to(home / "in")
     os.mkfifo(home / "in" / "fifo")
     (home / "in" / "broken").symlink_to("nowhere")
-    result = run("encrypt", "in", "-o", "out")
+    result = run("encrypt", "in", "-o", "out", "--verbose")
     assert result.exit_code == 6
-    assert "in/loop: a link to a folder: not followed" in result.stderr
-    assert "in/fifo: not a regular file: skipped" in result.stderr
+    assert "in/loop: skipped: link to a folder" in result.stderr
+    assert "in/fifo: skipped: not a regular file" in result.stderr
+    end = "4 encrypted, 2 skipped (link to a folder: 1, not a regular file: 1), 1 failed\n"
+    assert result.stderr.endswith(end)
     assert "in/broken: No such file or directory" in result.stderr
     assert len(names(home / "out")) == 8
 
@@ -791,7 +834,7 @@ def test_closed_standard_descriptors_do_no_harm(home: Path) -> None:
         for descriptor in range(3):
             os.close(descriptor)
 
-    code, _, _ = execute("encrypt", "a", "-v", preexec_fn=close_all)
+    code, _, _ = execute("encrypt", "a", "-Z", preexec_fn=close_all)
     assert code == 2
     code, _, _ = execute("encrypt", "a", preexec_fn=close_all)
     assert code == 0
@@ -1645,3 +1688,34 @@ def test_encrypted_data_is_not_written_to_a_terminal(home: Path) -> None:
     assert code == 2
     assert b"terminal" in seen
     assert names(home) == ["a"]
+
+
+INTERRUPTED = """
+import atexit, os, signal, sys
+
+moment = sys.argv[1]
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Press:
+    def find_spec(self, name, *_):
+        if name == moment:
+            press()
+
+if moment == "end":
+    atexit.register(press)
+else:
+    sys.meta_path.insert(0, Press())
+from ags1_program import main
+sys.argv[1:] = ["info", "--seconds", "0"]
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["ags1", "ags1.bulk", "ags1.cli.app", "ags1.cli.info", "end"])
+def test_ctrl_c_is_one_line_from_the_beginning_to_the_end(home: Path, moment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, moment], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "ags1: interrupted\n")

@@ -64,6 +64,7 @@ from ags1.cli import options
 from ags1.cli.report import Report
 from ags1.cli.table import inputs, writing
 from ags1.cli.table.failures import CommitStateUnknownError, failures
+from ags1.cli.table.options import default_catalog
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
 from ags1.kms import LocalKms, create_key
 
@@ -1128,6 +1129,56 @@ def test_a_signal_at_a_question(filled: EncryptedTable, monkeypatch: pytest.Monk
 
 
 # -- which table, failures
+
+
+def test_the_tables_of_a_catalog_are_listed(filled: EncryptedTable) -> None:
+    catalog = load_plain_catalog("prod")
+    catalog.create_namespace("db.inner")
+    catalog.create_table("db.inner.plain", pa.schema([("id", pa.int64())]))
+    lines = "db.inner.plain  plaintext\ndb.t  encrypted under default\n"
+    for arguments in ([], ["--catalog", "prod"], ["db"]):
+        result = run("table", "list", *arguments)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert sorted(result.stdout.splitlines()) == lines.splitlines()
+    told = [json.loads(line) for line in run("table", "list", "db", "--json").stdout.splitlines()]
+    assert {"table": "db.t", "encrypted": True, "key_id": "default", "ok": True} in told
+    assert run("table", "list", "db.inner").stdout.count("\n") == 1
+    Path(filled.metadata_location.removeprefix("file://")).unlink()
+    result = run("table", "list")
+    assert (result.exit_code, result.stdout) == (6, "db.inner.plain  plaintext\n")
+    assert "/db/t/metadata/" in result.stderr
+
+
+def test_a_name_is_looked_up_in_the_only_catalog_or_the_default_one(
+    filled: EncryptedTable, monkeypatch: pytest.MonkeyPatch, catalog: dict[str, str]
+) -> None:
+    from pyiceberg.catalog import _ENV_CONFIG
+
+    def scan(*arguments: str) -> Result:
+        return run("table", "scan", "db.t", "--format", "csv", *arguments)
+
+    assert scan().stdout.count("\n") == 6
+    assert run("table", "delete", "db.t", "--filter", "id = 1").exit_code == 0
+    other = {**catalog, "uri": "sqlite:///other.db"}
+    monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": catalog, "other": other}})
+    failed = scan()
+    assert failed.exit_code == 2
+    assert "name the catalog with --catalog or AGS1_CATALOG" in failed.stderr
+    monkeypatch.setenv("AGS1_CATALOG", "prod")
+    assert scan().stdout.count("\n") == 5
+    monkeypatch.delenv("AGS1_CATALOG")
+    monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"default": catalog, "other": other}})
+    assert default_catalog() == "default"
+    monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": catalog}})
+    os.mkdir("db.t")  # a folder comes first
+    assert scan().exit_code == 6
+
+
+def test_a_filter_is_said_once(filled: EncryptedTable) -> None:
+    assert "once" in fail(2, "delete", "db.t")
+    assert "once" in fail(2, "delete", "db.t", "id = 1", "--filter", "id = 1")
+    assert "--filter" in fail(2, "delete", "db.t", "--filter", "")
+    assert facts("delete", "db.t", "--filter", "id = 1")["deleted_rows"] == 1
 
 
 CHANGES = {

@@ -105,7 +105,7 @@ def run(spark: Any, folder: Path, keyring: str) -> list[str]:
         lambda: bad.write.format("ags1-iceberg").options(**table).mode("append").save("db.t"),
         lambda: (
             files.option("key", "nobody")
-            .option("trusted-keys", "nobody")
+            .option("trusted_keys", "nobody")
             .load(str(folder / "sealed"))
         ),
     ]

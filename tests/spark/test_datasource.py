@@ -635,7 +635,7 @@ def test_a_cut_file_and_one_without_a_sidecar_fail_the_job(
         ({"s3.secret-access-key": "open sesame"}, "would send a secret"),
         ({"inner": "orc"}, "text, csv, json, parquet or avro"),
         ({"columns": "path,nothing"}, "'nothing', which the files do not have"),
-        ({"trusted-keys": "somebody"}, "not among those to trust"),
+        ({"trusted_keys": "somebody"}, "not among those to trust"),
         ({"partSize": "much"}, "number of bytes above 0, not"),
     ],
 )

@@ -47,6 +47,7 @@ _threads = click.option(
     metavar="N",
     help="Worker threads.  [default: one for each CPU that ags1 may use]",
 )
+_verbose = flag("-v", "--verbose", help="Say of each file that is skipped why.")
 _max_block_size = click.option(
     "--max-block-size",
     callback=size(),
@@ -94,6 +95,7 @@ _output = output_path("Write to this file, into this folder, or (-) to standard 
 )
 @flag("--again", help="Also encrypt files that are encrypted already.")
 @no_fsync
+@_verbose
 @output
 def encrypt(
     sources: Paths,
@@ -107,14 +109,16 @@ def encrypt(
     skip_existing: bool,
     again: bool,
     no_fsync: bool,
+    verbose: bool,
     out: Output,
 ) -> int:
     """Encrypt files, each with a fresh key in a sidecar beside it.
 
     FILE becomes FILE.ags1 and FILE.ags1.keys; FILE itself stays. A folder stands for all files in
-    it and below it. Files that are encrypted already are skipped, and links to folders are not
-    followed. With -o, one file is written to that name; several files or a folder are written into
-    that folder, with the same tree as in the source folder.
+    it and below it. Files that are encrypted already, sidecars and keyrings are skipped, and links
+    to folders are not followed; the last line says how many. With -o, one file is written to that
+    name; several files or a folder are written into that folder, with the same tree as in the
+    source folder.
 
     '-' reads standard input and writes to standard output, unless -o says otherwise. Output to a
     pipe needs --sidecar; the sidecar is written before the last bytes of the output.
@@ -149,9 +153,10 @@ def encrypt(
     if any(job.target == STREAM for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
         said = "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
         raise click.UsageError(said)
+    if not plan.jobs:  # a source that is not there is told without a keyring
+        return for_each(plan, lambda *_: None, out, "encrypted", verbose=verbose)
     keychain, master_key_id = encrypting_keychain(kms, key)
-    if plan.jobs:
-        keychain.prepare()
+    keychain.prepare()
 
     def work(job: Job, report: Report) -> None:
         how = EncryptingOptions(
@@ -174,7 +179,7 @@ def encrypt(
         facts |= {"block_size": block_size, "key_id": written.key_id}
         report.succeeded({**facts, "master_key_id": master_key_id})
 
-    return for_each(plan, work, out)
+    return for_each(plan, work, out, "encrypted", verbose=verbose)
 
 
 def _facts(job: Job, size: int, km: KeyMetadata) -> dict[str, Any]:
@@ -191,6 +196,7 @@ def _facts(job: Job, size: int, km: KeyMetadata) -> dict[str, Any]:
 @_opening
 @force
 @no_fsync
+@_verbose
 @output
 def decrypt(
     sources: Paths,
@@ -198,6 +204,7 @@ def decrypt(
     given: _OpeningOptions,
     force: bool,
     no_fsync: bool,
+    verbose: bool,
     out: Output,
 ) -> int:
     """Decrypt files that 'ags1 encrypt' made.
@@ -228,7 +235,7 @@ def decrypt(
         size = decrypt_file(job, km, how, durable=not no_fsync, overwrite=force)
         report.succeeded(_facts(job, size, km))
 
-    return _for_each_opened(plan, given, work, out)
+    return _for_each_opened(plan, given, work, out, "decrypted", verbose=verbose)
 
 
 @click.command(cls=Command)
@@ -273,7 +280,7 @@ def cat(sources: Paths, offset: int, length: int | None, given: _OpeningOptions)
         copy_out(job, km, how, stdout.write, offset=offset, length=length)
         stdout.flush()
 
-    return _for_each_opened(plan, given, work, Output(quiet=True))
+    return _for_each_opened(plan, given, work, Output(quiet=True), "printed")
 
 
 @click.command(cls=Command)
@@ -307,7 +314,7 @@ def verify(sources: Paths, given: _OpeningOptions, out: Output) -> int:
         size = check(job, km, how)
         report.succeeded(_facts(job, size, km), f"{job.source_name}: OK")
 
-    return _for_each_opened(plan, given, work, out)
+    return _for_each_opened(plan, given, work, out, "verified")
 
 
 @click.command(cls=Command)
@@ -356,7 +363,8 @@ def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> i
         if out.as_json:
             report.succeeded(result)
 
-    return for_each(plan_reading(sources, sidecar), work, Output(as_json=out.as_json))
+    plan = plan_reading(sources, sidecar)
+    return for_each(plan, work, Output(as_json=out.as_json), "inspected")
 
 
 def _for_each_opened(
@@ -364,6 +372,9 @@ def _for_each_opened(
     given: _OpeningOptions,
     work: Callable[[Job, Report, KeyMetadata, Reading], None],
     out: Output,
+    done: str,
+    *,
+    verbose: bool = False,
 ) -> int:
     """Do ``work`` for every encrypted file of a plan; it gets the file's key, too."""
     from ..kms.master_keys import decrypting_keychain
@@ -376,7 +387,7 @@ def _for_each_opened(
         how = Reading(given.threads, given.max_block_size, report.progress)
         work(job, report, key_metadata(job, keychain), how)
 
-    return for_each(plan, opened, out)
+    return for_each(plan, opened, out, done, verbose=verbose)
 
 
 def _refuse_json_beside_data(out: Output, sources: Paths, output: str | None) -> None:

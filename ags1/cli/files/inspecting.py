@@ -13,7 +13,7 @@ from ... import layout
 from ...errors import KeyMetadataError, TruncatedError
 from ...keys import Sidecar
 from ...keys.keychain import find_sidecar
-from .sources import Job
+from .sources import Job, refuse_other_files
 
 
 def inspect(job: Job) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def inspect(job: Job) -> dict[str, Any]:
         encrypted_size = os.fstat(file.fileno()).st_size
     if not header:
         raise TruncatedError("the file is empty")
+    refuse_other_files(job.source)
     block_size = layout.parse_header(header)
     plaintext_size = layout.plaintext_size(encrypted_size, block_size)
     blocks = 0

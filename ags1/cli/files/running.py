@@ -8,6 +8,7 @@ the same message: then the login page of a proxy may have answered, for example.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 
 from ...errors import KMS_UNUSABLE, KmsError
@@ -16,16 +17,27 @@ from ..exits import EXPECTED
 from ..report import Report
 from .sources import Job, Plan, make_folder
 
+_EXISTS = "done already"
 
-def for_each(plan: Plan, work: Callable[[Job, Report], None], out: Output) -> int:
-    """Do ``work`` for every job; go on after failures. Returns the first failure's exit code."""
+
+def for_each(
+    plan: Plan,
+    work: Callable[[Job, Report], None],
+    out: Output,
+    done: str,
+    *,
+    verbose: bool = False,
+) -> int:
+    """Do ``work`` for every job; go on after failures. Returns the first failure's exit code. If
+    files were skipped, a line says how many, and how many are ``done``, such as "encrypted"; with
+    ``verbose``, a line for each says why."""
     with Report(out, plan.total_size) as report:
-        for note in plan.notes:
-            report.note(note)
+        skipped = [*plan.skipped, *((job.source_name, _EXISTS) for job in plan.done)]
+        for file, reason in skipped if verbose else []:
+            report.note(f"{file}: skipped: {reason}")
         for file, problem in plan.problems:
             report.failed(problem, file)
         for job in plan.done:
-            report.note(f"{job.source_name}: {job.target} and its sidecar exist: skipped")
             result = {"file": job.source, "output": job.target, "sidecar": job.sidecar}
             report.succeeded({**result, "skipped": True})
         last_failure = ""
@@ -45,4 +57,12 @@ def for_each(plan: Plan, work: Callable[[Job, Report], None], out: Output) -> in
                 last_failure = failure
             else:
                 last_failure = ""
+        if skipped:
+            report.note(_summary(report, done, Counter(reason for _, reason in skipped)))
     return report.exit_code
+
+
+def _summary(report: Report, done: str, skipped: Counter[str]) -> str:
+    reasons = ", ".join(f"{reason}: {number:,}" for reason, number in skipped.items())
+    parts = [f"{report.done:,} {done}", f"{skipped.total():,} skipped ({reasons})"]
+    return ", ".join([*parts, f"{report.failures:,} failed"] if report.failures else parts)

@@ -15,13 +15,15 @@ import click
 from ... import layout
 from ...atomic import is_temporary
 from ...descriptors import is_stream
-from ...errors import FormatError
+from ...errors import FormatError, KeyMetadataError
+from ...keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_beside
 from ...keys.sidecar import SUFFIX as SIDECAR_SUFFIX
-from ...keys.sidecar import sidecar_beside
+from ...kms.keyring import LOCK_SUFFIX, is_keyring
 from ..console import STDIN, STREAM
 from ..options import Paths
 
 SUFFIX = ".ags1"
+_ENCRYPTED = "encrypted already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ class Job:
 @dataclass(slots=True)
 class Plan:
     """The work of a run: jobs to do, jobs that are done already, sources that cannot be read (file
-    and error), and notes on what is skipped."""
+    and error), and what is skipped (file and reason)."""
 
     jobs: list[Job] = field(default_factory=list)
     done: list[Job] = field(default_factory=list)
     problems: list[tuple[str, Exception]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def total_size(self) -> int | None:
@@ -90,7 +92,7 @@ def plan_encryption(
         said = "to encrypt to standard output or a pipe, say with --sidecar FILE where the keys go"
         raise click.UsageError(said)
     plan = Plan()
-    for file in _find(sources, plan, _is_encrypted_or_sidecar, "is encrypted already"):
+    for file in _find(sources, plan, _not_encrypted, "file to encrypt"):
         if file.is_named and not file.is_pipe and not again:
             try:
                 refused = _is_encrypted_or_sidecar(file.path)
@@ -98,7 +100,7 @@ def plan_encryption(
                 plan.problems.append((file.path, error))
                 continue
             if refused and skip_existing:
-                plan.notes.append(f"{file.path}: is encrypted already: skipped")
+                plan.skipped.append((file.path, _ENCRYPTED))
                 continue
             if refused:
                 said = "is encrypted already (--again encrypts it once more)"
@@ -110,9 +112,25 @@ def plan_encryption(
         plan.jobs.append(job)
     _check(plan, sources, output, sidecar)
     if skip_existing:
-        plan.done = [job for job in plan.jobs if has_results(job)]
-        plan.jobs = [job for job in plan.jobs if job not in plan.done]
+        jobs, plan.jobs = plan.jobs, []
+        for job in jobs:
+            if has_results(job):
+                plan.done.append(job)
+            elif _has_lost_sidecar(job):
+                said = (
+                    f"this sidecar is missing, so {job.target} cannot be decrypted: restore it "
+                    "from a backup, or encrypt the file again with --force"
+                )
+                plan.problems.append((job.source, KeyMetadataError(said, file=job.sidecar)))
+            else:
+                plan.jobs.append(job)
     return plan
+
+
+def _has_lost_sidecar(job: Job) -> bool:
+    if job.target is None or job.to_stream or os.path.lexists(job.sidecar):
+        return False
+    return os.path.isfile(job.target) and _begins_as_encrypted(job.target)
 
 
 def has_results(job: Job) -> bool:
@@ -127,7 +145,7 @@ def plan_decryption(sources: Paths, output: str | None, sidecar: str | None) -> 
     if output is None and sources == (STREAM,):
         output = STREAM
     plan = Plan()
-    for file in _find(sources, plan, _lacks_suffix):
+    for file in _find(sources, plan, _lacks_suffix, f"{SUFFIX} file"):
         if output is None and not file.is_pipe and not file.path.endswith(SUFFIX):
             # Before asking for an output's name, which would not help.
             try:
@@ -146,7 +164,7 @@ def plan_decryption(sources: Paths, output: str | None, sidecar: str | None) -> 
 def plan_reading(sources: Paths, sidecar: str | None) -> Plan:
     """Plan to read the encrypted files ``sources`` and write no file."""
     plan = Plan()
-    for file in _find(sources, plan, _lacks_suffix):
+    for file in _find(sources, plan, _lacks_suffix, f"{SUFFIX} file"):
         sidecar_file = _sidecar_of(file, sidecar)
         plan.jobs.append(Job(file.path, None, sidecar_file, file.size, file.is_pipe))
     _check(plan, sources, None, sidecar)
@@ -156,11 +174,10 @@ def plan_reading(sources: Paths, sidecar: str | None) -> Plan:
 def plan_rewrapping(sources: Paths) -> Plan:
     """Plan to change sidecars: the files named, and in folders all ``*.ags1.keys``."""
     plan = Plan()
-    kind = f"{SUFFIX}{SIDECAR_SUFFIX} file"
-    for file in _find(sources, plan, _is_no_sidecar, kind=kind):
+    for file in _find(sources, plan, _is_no_sidecar, f"{SUFFIX}{SIDECAR_SUFFIX} file"):
         if _is_stream(file.path):
             raise click.UsageError(f"{file.path} is not a regular file: name a sidecar or a folder")
-        if _is_no_sidecar(file.path) and _is_encrypted_or_sidecar(file.path):
+        if _is_no_sidecar(file.path) is not None and _is_encrypted_or_sidecar(file.path):
             beside = sidecar_beside(file.path)
             raise click.UsageError(f"{file.path} is an encrypted file: name its sidecar, {beside}")
         plan.jobs.append(Job(file.path, None, file.path, file.size))
@@ -170,6 +187,10 @@ def plan_rewrapping(sources: Paths) -> Plan:
 def refuse_other_files(path: str) -> None:
     """Raise FormatError when a file does not begin as AGS1 files do; OSError."""
     if not _begins_as_encrypted(path):
+        if is_sidecar(path):
+            encrypted = path.removesuffix(SIDECAR_SUFFIX)
+            hint = "" if encrypted == path else f": name {encrypted}"
+            raise FormatError(f"this is a sidecar, not an encrypted file{hint}", file=path)
         raise FormatError("not an AGS1 file: it does not begin with 'AGS1'", file=path)
 
 
@@ -190,12 +211,11 @@ def make_folder(folder: str, source_folder: str) -> None:
 def _find(
     sources: Paths,
     plan: Plan,
-    passed_over: Callable[[str], bool],
-    reason: str | None = None,
-    *,
-    kind: str | None = None,
+    passed_over: Callable[[str], str | None],
+    kind: str,
 ) -> Iterator[_Source]:
-    """Yield the files that ``sources`` mean; in folders, those that are not ``passed_over``."""
+    """Yield the files that ``sources`` mean; in folders, those for which ``passed_over`` gives no
+    reason. An empty reason is not reported. ``kind`` is what a folder should have."""
     for source in sources:
         if source == STREAM:
             if len(sources) > 1:
@@ -213,18 +233,15 @@ def _find(
             yield _Source(source, os.path.basename(source), size, is_pipe, is_named=True)
             continue
         is_empty = True
-        for file in _walk(source, plan, passed_over, reason):
+        for file in _walk(source, plan, passed_over):
             is_empty = False
             yield file
         if is_empty:
-            kind = kind or ("file to encrypt" if reason else f"{SUFFIX} file")
             error = FileNotFoundError(errno.ENOENT, f"no {kind} in this folder", source)
             plan.problems.append((source, error))
 
 
-def _walk(
-    folder: str, plan: Plan, passed_over: Callable[[str], bool], reason: str | None
-) -> Iterator[_Source]:
+def _walk(folder: str, plan: Plan, passed_over: Callable[[str], str | None]) -> Iterator[_Source]:
     def unreadable(error: OSError) -> None:
         plan.problems.append((str(error.filename), error))
 
@@ -233,23 +250,23 @@ def _walk(
         for name in folders:
             path = os.path.join(inner, name)
             if os.path.islink(path):
-                plan.notes.append(f"{path}: a link to a folder: not followed")
+                plan.skipped.append((path, "link to a folder"))
         for name in sorted(names):
             path = os.path.join(inner, name)
             if is_temporary(name):
-                plan.notes.append(f"{path}: left by an ags1 that was killed: skipped")
+                plan.skipped.append((path, "left by an ags1 that was killed"))
                 continue
             try:
-                if passed_over(path):
-                    if reason is not None:
-                        plan.notes.append(f"{path}: {reason}: skipped")
+                if (reason := passed_over(path)) is not None:
+                    if reason:
+                        plan.skipped.append((path, reason))
                     continue
                 status = os.stat(path)
             except OSError as error:
                 plan.problems.append((path, error))
                 continue
             if not stat.S_ISREG(status.st_mode):
-                plan.notes.append(f"{path}: not a regular file: skipped")
+                plan.skipped.append((path, "not a regular file"))
                 continue
             yield _Source(path, os.path.relpath(path, folder), status.st_size)
 
@@ -300,17 +317,47 @@ def _is_encrypted_or_sidecar(path: str) -> bool:
     return _begins_as_encrypted(path)
 
 
+def is_sidecar(path: str) -> bool:
+    """Whether a regular file has the content of a sidecar. Raises OSError."""
+    if not os.path.isfile(path) or os.path.getsize(path) > MAX_SIDECAR_SIZE:
+        return False
+    with open(path, "rb") as file:
+        data = file.read(1)
+        if data != b"{":
+            return False
+        data += file.read()
+    try:
+        Sidecar.from_bytes(data)
+    except KeyMetadataError:
+        return False
+    return True
+
+
 def _begins_as_encrypted(path: str) -> bool:
     with open(path, "rb") as file:
         return file.read(len(layout.MAGIC)) == layout.MAGIC
 
 
-def _lacks_suffix(path: str) -> bool:
-    return not path.endswith(SUFFIX)
+def _not_encrypted(path: str) -> str | None:
+    """Return why a file in a folder is not encrypted: by its content, it has keys, or it is
+    encrypted already."""
+    if _is_encrypted_or_sidecar(path):
+        return _ENCRYPTED
+    if is_sidecar(path):
+        return "sidecar"
+    if is_keyring(path):
+        return "keyring"
+    if path.endswith(LOCK_SUFFIX) and is_keyring(path.removesuffix(LOCK_SUFFIX)):
+        return "lock of a keyring"
+    return None
 
 
-def _is_no_sidecar(path: str) -> bool:
-    return not path.endswith(SUFFIX + SIDECAR_SUFFIX)
+def _lacks_suffix(path: str) -> str | None:
+    return None if path.endswith(SUFFIX) else ""
+
+
+def _is_no_sidecar(path: str) -> str | None:
+    return None if path.endswith(SUFFIX + SIDECAR_SUFFIX) else ""
 
 
 def _check(plan: Plan, sources: Paths, output: str | None, sidecar: str | None) -> None:

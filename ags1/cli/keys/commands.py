@@ -285,4 +285,4 @@ def rewrap(
         line = line_of(shown, "file", [f"{what} under {{master_key_id}}"])
         report.succeeded(done, line)
 
-    return for_each(plan, work, out)
+    return for_each(plan, work, out, "wrapped")

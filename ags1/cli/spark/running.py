@@ -49,6 +49,7 @@ class RunOptions:
     exclude: tuple[str, ...] = ()
     max_failures: int | None = None
     dry_run: bool = False
+    allow_empty: bool = True
 
 
 def _patterns(
@@ -96,9 +97,14 @@ _dry_run = flag(
     "--dry-run",
     help="Print what would be done, with sizes; write nothing and do not start Spark.",
 )
+_allow_empty = flag(
+    "--allow-empty", help="Exit with 0 if there is no file to work on, and not with 9."
+)
 _spark = (master, _cores, verbose, output)
 running = grouped("how", RunOptions, *_spark)
-selecting = grouped("how", RunOptions, _include, _exclude, _max_failures, _dry_run, *_spark)
+selecting = grouped(
+    "how", RunOptions, _include, _exclude, _max_failures, _dry_run, _allow_empty, *_spark
+)
 
 
 class BulkCommand(Command):
@@ -168,6 +174,9 @@ def run(function_name: str, how: RunOptions, *paths: Any, **more: Any) -> int:
 def _report(summary: Summary, how: RunOptions) -> int:
     out = how.out
     report = report_of(summary.failures, out)
+    numbers = ("done", "unchanged", "skipped", "failed", "not_tried", "planned")
+    is_empty = not any(getattr(summary, name) for name in numbers)
+    code = report.exit_code or (Exit.NO_FILES if is_empty and not how.allow_empty else Exit.OK)
     if (more := summary.failed - len(summary.failures)) and not out.as_json:
         print_error(f"{counted(more, 'more file')} failed")
     for file in summary.planned:
@@ -179,10 +188,12 @@ def _report(summary: Summary, how: RunOptions) -> int:
         elif not out.quiet:
             print_line(one_line(line))
     if out.as_json:
-        print_json(_facts(summary, how))
+        print_json(_facts(summary, how) | {"ok": code == Exit.OK})
     else:
         out.result({}, _line(summary, how))
-    return report.exit_code
+    if code == Exit.NO_FILES and not out.as_json:
+        print_error("there was no file to work on: check the paths and patterns")
+    return code
 
 
 def _facts(summary: Summary, how: RunOptions) -> dict[str, Any]:
@@ -192,7 +203,7 @@ def _facts(summary: Summary, how: RunOptions) -> dict[str, Any]:
     if how.dry_run:
         size = sum(file.size for file in summary.planned)
         facts |= {"dry_run": True, "to_do": len(summary.planned), "size": size}
-    return facts | {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
+    return facts | {"bytes_per_second": summary.bytes_per_second}
 
 
 def _line(summary: Summary, how: RunOptions) -> str:

@@ -1,7 +1,7 @@
 """``ags1 table …``: encrypted Iceberg tables.
 
-- ``commands``, ``creating``, ``writing``, ``maintenance``, ``erasing``, ``doctoring``: what can be
-  typed;
+- ``commands``, ``listing``, ``creating``, ``writing``, ``maintenance``, ``erasing``,
+  ``doctoring``: what can be typed;
 - ``verifying``, ``migrating``, ``rekeying``, ``compacting``: options and reports of work that Spark
   can do, too;
 - ``options``, ``opening``, ``catalogs``: which table is meant, and opening it;

@@ -21,6 +21,7 @@ from .creating import create
 from .doctoring import doctor
 from .facts import describe_table, file_line, files_of_snapshot, table_lines
 from .filters import parsed_filter
+from .listing import list_
 from .moments import Point
 from .opening import open_table
 from .options import TableOptions
@@ -361,5 +362,12 @@ def _format_of(output: str) -> str:
     return _OUTPUT_FORMATS[suffix]
 
 
-for _command in (create, doctor, *writing.COMMANDS, *maintenance.COMMANDS, *erasing.COMMANDS):
+for _command in (
+    create,
+    doctor,
+    list_,
+    *writing.COMMANDS,
+    *maintenance.COMMANDS,
+    *erasing.COMMANDS,
+):
     table.add_command(_command)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -51,12 +52,15 @@ def _sha256(ctx: click.Context, param: click.Parameter, text: str | None) -> str
     return text
 
 
+_METADATA_ENDS = (".metadata.json", ".metadata.json.gz")
 IO_EXAMPLE = "s3.endpoint=http://host:9000"
-_CATALOG = click.option(
+catalog = click.option(
     "--catalog",
     metavar="NAME",
+    envvar="AGS1_CATALOG",
     help="The catalog of the table, by its name in PyIceberg's configuration. If the catalog has "
-    "an encryption.kms-type, that KMS is used unless --kms is given.",
+    "an encryption.kms-type, that KMS is used unless --kms is given.  [default: $AGS1_CATALOG; for "
+    "NAMESPACE.TABLE also the catalog 'default' of the configuration, or the only one]",
 )
 _MAP = pairs(
     "--map",
@@ -66,7 +70,7 @@ _MAP = pairs(
     help="Read files whose locations in the metadata begin with OLD from NEW; may be repeated.  "
     "[default for a folder: the table's location is that folder]",
 )
-_IO_PROPERTY = pairs(
+io_property = pairs(
     "--io-property",
     "io_properties",
     example=IO_EXAMPLE,
@@ -75,7 +79,7 @@ _IO_PROPERTY = pairs(
 )
 _TABLE_OPTIONS = (
     click.argument("table", metavar="TABLE"),
-    _CATALOG,
+    catalog,
     kms_options,
     click.option(
         "--key",
@@ -94,8 +98,32 @@ _TABLE_OPTIONS = (
         help="Refuse the metadata.json unless it has this SHA-256.",
     ),
     _MAP,
-    _IO_PROPERTY,
+    io_property,
 )
+
+
+def _with_catalog(where: TableOptions) -> TableOptions:
+    """Return the options with a catalog for a table's name: 'default', or the only one."""
+    is_name = re.fullmatch(r"[^/:\\]+\.[^/:\\]+", where.table)
+    if where.catalog is not None or not is_name or where.table.endswith(_METADATA_ENDS):
+        return where
+    if os.path.exists(where.table):
+        return where
+    if (catalog := default_catalog()) is None:
+        raise click.UsageError(
+            f"{where.table}: there is no such folder. If it is a table in a catalog, name the "
+            "catalog with --catalog or AGS1_CATALOG"
+        )
+    return replace(where, catalog=catalog)
+
+
+def default_catalog() -> str | None:
+    """Return the catalog 'default' of PyIceberg's configuration, or the only one there; None if
+    there are others or none."""
+    from ...iceberg.pyiceberg.catalogs import configured_catalogs
+
+    names = configured_catalogs()
+    return "default" if "default" in names else names[0] if len(names) == 1 else None
 
 
 def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
@@ -106,7 +134,7 @@ def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
     def guarded(*, where: TableOptions, **more: Any) -> int:
         try:
             with warnings_as_lines(quiet=bool(more.get("quiet"))), failures(where.table):
-                return command(where=where, **more) or Exit.OK
+                return command(where=_with_catalog(where), **more) or Exit.OK
         except EXPECTED as error:
             failure = describe(error, where.table)
             if failure.file == STDOUT:
@@ -146,7 +174,7 @@ def changing(*, key: Decorator = _EXPECTED_KEY, mapped: bool = True) -> Decorato
     option for ``key_id``. Only a table that exists can be ``mapped``."""
     name = click.argument("table", metavar="NAME")
     map_ = (_MAP,) if mapped else ()
-    return _table_options(_CHANGING_HELP, name, _CATALOG, kms_options, key, *map_, _IO_PROPERTY)
+    return _table_options(_CHANGING_HELP, name, catalog, kms_options, key, *map_, io_property)
 
 
 threads = click.option(

@@ -153,13 +153,20 @@ def overwrite(
 
 @click.command(cls=Command, short_help="Delete the rows for which a filter is true.")
 @options.changing()
-@click.argument("row_filter", metavar="FILTER")
+@click.argument("filter_argument", metavar="[FILTER]", required=False)
+@click.option("--filter", "row_filter", metavar="EXPR", help="The same as FILTER.")
 @options.branch
 @options.dry_run("Print what would be deleted.")
 @yes
 @output
 def delete(
-    where: TableOptions, row_filter: str, branch: str, dry_run: bool, yes: bool, out: Output
+    where: TableOptions,
+    filter_argument: str | None,
+    row_filter: str | None,
+    branch: str,
+    dry_run: bool,
+    yes: bool,
+    out: Output,
 ) -> None:
     """Delete the rows for which FILTER, in PyIceberg's syntax, is true.
 
@@ -172,8 +179,11 @@ def delete(
       ags1 table delete db.flights "carrier = 'XX'" --catalog prod --dry-run
       ags1 table delete db.flights "carrier = 'XX' and day < '2026-01-31'" --catalog prod
     """
+    if (filter_argument is None) == (row_filter is None):
+        raise click.UsageError("say once which rows to delete: by FILTER or by --filter")
+    text = filter_argument if row_filter is None else row_filter
     table = ChangedCatalog(where).load()
-    expression = parsed_filter(table, row_filter, "FILTER")
+    expression = parsed_filter(table, text, "FILTER" if row_filter is None else "--filter")
     done = functools.partial(_Deleted, table=".".join(table.name()), branch=branch, dry_run=dry_run)
     if dry_run:
         done(**_would_delete(table, branch, expression, "delete")).show(out)

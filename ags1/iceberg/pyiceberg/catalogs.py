@@ -28,6 +28,11 @@ def configured_properties(name: str | None, properties: Mapping[str, Any]) -> di
     return {key: value for key, value in merged.items() if isinstance(value, str)}
 
 
+def configured_catalogs() -> list[str]:
+    """Return the names of the catalogs in PyIceberg's configuration file and environment."""
+    return sorted(_ENV_CONFIG.get_known_catalogs())
+
+
 def plain_file_io(catalog: Any, properties: Properties, location: str) -> FileIO:
     """Return the FileIO that a catalog makes for an unencrypted table with these properties, which
     must have been checked. The FileIO of a RestCatalog signs its requests as the catalog does."""
