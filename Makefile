@@ -76,8 +76,8 @@ jvm/target/.made: jvm/pom.xml $(shell find jvm/src -name '*.java')
 demo: dev
 	@$(BIN)/python -m bench.demo
 
-# On Spark, which needs Java 17.
-pipeline: native $(VENV)/.with-interop
+# On Spark, which needs Java 17; the first time, also Maven.
+pipeline: native jvm $(VENV)/.with-interop
 	@$(BIN)/python -m bench.pipeline_demo
 
 test: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)

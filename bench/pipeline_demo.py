@@ -1,10 +1,11 @@
 """The pipeline on Spark, on real data: ``make pipeline``.
 
-Cuts the flights of ``bench.demo`` into Avro files and does with them what a pipeline would do, on
-all cores of this machine: encrypts them into a folder with a ledger, sees that there is nothing
-left to do, queries the encrypted files and the ledger, writes what they hold into an encrypted
-Iceberg table and reads that, and finds the one bit that was flipped. Needs Java 17; all is made in
-a temporary folder.
+Makes an encrypted table in Python, queries and changes it in Spark SQL, and reads it in Python
+again. Then cuts the flights of ``bench.demo`` into Avro files and does with them what a pipeline
+would do, on all cores of this machine: encrypts them into a folder with a ledger, sees that there
+is nothing left to do, queries the encrypted files and the ledger, writes what they hold into an
+encrypted Iceberg table and reads that, and finds the one bit that was flipped. Needs Java 17; all
+is made in a temporary folder.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def main() -> None:
             "PYICEBERG_HOME": folder,
             "AGS1_KEYRING": f"{folder}/keyring.json",
         }
+        spark = in_sql()
         cut(flights, Path("in"))
         encrypt()
-        spark = session()
         go_on_where_it_was(spark)
         rows = query_files(spark)
         look_at_the_ledger(spark)
@@ -77,6 +78,66 @@ def main() -> None:
         break_it(spark)
         spark.stop()
     console.print("\n[bold]That was it.[/] ags1/spark/README.md says the rest.")
+
+
+def in_sql() -> Any:
+    """Create a table in Python, change it in Spark SQL, and read it in Python. Return the
+    session."""
+    step("An encrypted table, made in Python: a catalog in SQLite, a master key in a keyring")
+    import pyarrow as pa
+
+    from ags1.iceberg import load_catalog
+
+    run("ags1 keygen")
+    call('catalog = load_catalog("demo")')
+    call('table = catalog.create_table("db.flights", …, {"encryption.key-id": "default"})')
+    catalog = load_catalog("demo")
+    catalog.create_namespace("db")
+    rows = pa.table({"id": [1, 2, 3], "carrier": ["UA", "AA", "UA"]})
+    properties = {"encryption.key-id": "default"}
+    table = catalog.create_table("db.flights", rows.schema, properties=properties)
+    table.append(rows)
+    step("The same table in Spark SQL: Iceberg's own runtime, with our catalogs and keys")
+    call('spark = ags1.spark.session("demo")')
+    spark = session()
+    query = "SELECT carrier, count(*) FROM demo.db.flights GROUP BY carrier ORDER BY 1"
+    call(f'spark.sql("{query}")')
+    for carrier, flights in spark.sql(query).collect():
+        console.print(f"  {carrier}  {flights} flights")
+    change = """\
+    MERGE INTO demo.db.flights t
+    USING (SELECT * FROM VALUES (2, 'DL'), (4, 'WN') AS v(id, carrier)) s ON t.id = s.id
+    WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"""
+    call('spark.sql("""')
+    console.print(change + '""")')
+    spark.sql(change)
+    call("table.refresh().scan().to_arrow()")
+    found = table.refresh().scan().to_arrow().sort_by("id").to_pylist()
+    for row in found:
+        console.print(f"  {row['id']}  {row['carrier']}")
+    assert [row["carrier"] for row in found] == ["UA", "DL", "UA", "WN"]
+    return spark
+
+
+def session() -> Any:
+    import ags1.spark
+    from ags1.spark import datasource, iceberg_source
+
+    # Spark tells there what it fetches, and why it does not start.
+    before = os.dup(2)
+    with Path("spark.log").open("wb") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        spark = ags1.spark.session("demo")
+    except RuntimeError:
+        os.write(before, Path("spark.log").read_bytes())
+        raise
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+    datasource.register(spark)
+    iceberg_source.register(spark)
+    return spark
 
 
 def cut(flights: Path, folder: Path) -> None:
@@ -96,22 +157,7 @@ def cut(flights: Path, folder: Path) -> None:
 
 def encrypt() -> None:
     step(f"{FLIGHTS:,} flights in {FILES} Avro files, encrypted by Spark, each under a fresh key")
-    run("ags1 keygen")
     run("ags1 spark encrypt in sealed --ledger ledger --key default --master 'local[*]'")
-
-
-def session() -> Any:
-    step("A Spark session on all cores, with the two data sources")
-    call("spark = SparkSession.builder.getOrCreate()")
-    call("datasource.register(spark), iceberg_source.register(spark)")
-    from pyspark.sql import SparkSession
-
-    from ags1.spark import datasource, iceberg_source
-
-    spark = SparkSession.builder.appName("ags1 pipeline").getOrCreate()
-    datasource.register(spark)
-    iceberg_source.register(spark)
-    return spark
 
 
 def kms() -> Any:

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +25,8 @@ class ConnectServer(NamedTuple):
 
 
 @contextlib.contextmanager
-def connect_server() -> Iterator[ConnectServer]:
-    """Run a server with two worker threads, whose tasks find ags1."""
+def connect_server(more: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
+    """Run a server with two worker threads, whose tasks find ags1, and with ``more`` settings."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -43,6 +43,7 @@ def connect_server() -> Iterator[ConnectServer]:
             "spark.ui.enabled": "false",
             "spark.local.dir": f"{folder}/local",
             "spark.sql.warehouse.dir": f"file:{folder}/warehouse",
+            **(more or {}),
         }
         conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         java = f"-XX:-UsePerfData -Djava.io.tmpdir={folder}"

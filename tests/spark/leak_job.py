@@ -1,18 +1,17 @@
 """A program for ``test_leaks``: jobs of every kind, and all that Spark shows of them, in files.
 
-``python leak_job.py FOLDER KEYRING``: FOLDER has ``sealed``, encrypted lines with sidecars,
-``damaged``, some that do not open, ``plain``, files to encrypt, and ``catalog.db`` with the table
-``db.t``. What is shown goes to FOLDER/shown.
+``python leak_job.py FOLDER KEYRING``, with the tests' folder on PYTHONPATH: FOLDER has ``sealed``,
+encrypted lines with sidecars, ``damaged``, some that do not open, ``plain``, files to encrypt, and
+``catalog.db`` with the table ``db.t``. What is shown goes to FOLDER/shown.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+from leaks import api
 from pyspark.sql import SparkSession
 
 from ags1.spark import datasource, iceberg_source, jobs
@@ -146,26 +145,6 @@ def stream(spark: Any, folder: Path, keyring: str, checkpoints: Path) -> list[st
     run_to_its_end(frame, "parquet", "failed")
     assert any("TruncatedError" in text for text in texts)
     return texts
-
-
-def api(spark: Any) -> list[str]:
-    """Return what the REST API answers about the application."""
-    base = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
-    host = base.replace(base.split("/")[2].split(":")[0], "127.0.0.1", 1)
-    answers = []
-    for what in (
-        "jobs",
-        "stages?details=true",
-        "executors",
-        "environment",
-        "sql?details=true&planDescription=true",
-        "storage/rdd",
-    ):
-        with urllib.request.urlopen(f"{host}/{what}") as answer:
-            text = answer.read().decode()
-        json.loads(text)
-        answers.append(text)
-    return answers
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from leaks import found_in, kek_bytes, keys_of_table, master_key
 
 import ags1
-from ags1 import KeyMetadata
 from ags1.iceberg import load_catalog
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.envelope import KeyEncryptionKey
@@ -24,35 +24,6 @@ from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import ENCRYPT, open_ledger
 
 pytestmark = pytest.mark.spark
-
-
-def spellings(key: bytes) -> list[bytes]:
-    """The ways in which a key may stand in a text or a dump."""
-    texts = [key.hex(), key.hex().upper(), repr(key)[2:-1], str(list(key))[1:-1]]
-    # Of base64 that has other bytes before it, whatever their number.
-    for shift in range(3):
-        encoded = base64.b64encode(bytes(shift) + key).decode()
-        texts.append(encoded[4 if shift else 0 : len(encoded) // 4 * 4 - 4])
-    return [key, *(text.encode() for text in texts)]
-
-
-def found_in(folder: Path, keys: list[bytes]) -> list[tuple[str, int]]:
-    wanted = [spelling for key in keys for spelling in spellings(key)]
-    found = []
-    for path in folder.rglob("*"):
-        if path.is_file():
-            data = path.read_bytes()
-            found += [(str(path), n) for n, spelling in enumerate(wanted) if spelling in data]
-    return found
-
-
-def kek_bytes(kek: KeyEncryptionKey) -> bytes:
-    return bytes(kek._key)
-
-
-def master_key(kms: LocalKms, name: str) -> bytes:
-    found = kms._master_key(name)
-    return bytes(found.versions[found.current].key)
 
 
 def test_no_key_is_shown_or_stored(tmp_path: Path, keyring: Path) -> None:
@@ -89,6 +60,7 @@ def test_no_key_is_shown_or_stored(tmp_path: Path, keyring: Path) -> None:
 
     script = Path(__file__).with_name("leak_job.py")
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, script.parents[1:3]))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), str(keyring)],
         env=environment,
@@ -140,23 +112,4 @@ def keys_of_ledger(folder: Path, keyring: Path) -> list[bytes]:
                 kek = keys.unwrap_kek(entry)
                 found[kek_bytes(kek)] = None
                 found[FileKeys(config, entry).hmac_key()] = None
-    return list(found)
-
-
-def keys_of_table(table: object) -> list[bytes]:
-    """The keys of a table: its files', its manifests', its manifest lists', its KEKs."""
-    manager = table.files.keys  # type: ignore[attr-defined]
-    found: dict[bytes, None] = {}
-
-    def add(km: KeyMetadata) -> None:
-        found[km.encryption_key] = None
-
-    for snapshot in table.snapshots():  # type: ignore[attr-defined]
-        add(manager.manifest_list_key(snapshot.key_id))
-        for manifest in snapshot.manifests(table.io):  # type: ignore[attr-defined]
-            add(manifest.key)
-            for entry in manifest.fetch_manifest_entry(table.io):  # type: ignore[attr-defined]
-                add(entry.data_file.key)
-    for kek in manager.key_encryption_keys:
-        found[kek_bytes(manager.cache.unwrap(kek, manager.table_key_id))] = None
     return list(found)
