@@ -21,15 +21,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-from pyiceberg.manifest import DataFileContent, ManifestFile
+from typing import Any, TypeVar, cast
 
 from ...errors import Ags1Error, KmsError
-from ..read.snapshots import EncryptedSnapshot
+from ..read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ..read.statistics import statistics_of
-from ..storage.locations import file_identity
+from ..storage.locations import FileNames
 from ..storage.output import TableOutput
+from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..write.view import TableView
 from .deletion import DeletionProgress, delete_files
@@ -100,12 +99,13 @@ class _Search:
         self._living: Sequence[_Snapshot] = after.metadata.get("snapshots") or ()
         self._expired = expired
         self._folders = folders
+        self._names = FileNames(before.metadata["location"], before.files.stored_location)
         self._pool = pool
-        self._manifest_lists: dict[str, str] = {}
-        self._manifests: dict[str, ManifestFile] = {}
-        self._statistics: dict[str, str] = {}
+        self._manifest_lists: dict[bytes, str] = {}
+        self._manifests: dict[bytes, EncryptedManifest] = {}
+        self._statistics: dict[bytes, str] = {}
         # With each location, whether it is that of a data file.
-        self._contents: dict[str, tuple[str, bool]] = {}
+        self._contents: dict[bytes, tuple[str, bool]] = {}
         self._left_behind: dict[str, None] = {}
 
     def run(self) -> ExpiredFiles:
@@ -132,18 +132,17 @@ class _Search:
             self._folders,
         )
 
-    def _add_manifests(self, live_lists: set[str]) -> None:
+    def _add_manifests(self, live_lists: set[bytes]) -> None:
         """Add the manifest lists of expired snapshots, and the manifests in them."""
 
-        def read(snapshot: _Snapshot) -> list[ManifestFile] | None:
+        def read(snapshot: _Snapshot) -> list[EncryptedManifest] | None:
             location = snapshot["manifest-list"]
             if not self._folders.has(location):
                 # If another table has the same master key, its snapshot could be read here too.
                 self._leave(location, _OUTSIDE)
                 return None
             return self._unless_unreadable(
-                lambda: EncryptedSnapshot.model_validate(snapshot).manifests(self._before_files),
-                location,
+                lambda: _manifests(snapshot, self._before_files), location
             )
 
         results = self._pool.map(read, self._expired)
@@ -177,9 +176,9 @@ class _Search:
             else:
                 self._leave(location, "it is not a statistics file in the metadata folder")
 
-    def _live_manifests(self) -> dict[str, ManifestFile]:
-        def read(snapshot: _Snapshot) -> list[ManifestFile]:
-            return EncryptedSnapshot.model_validate(snapshot).manifests(self._after.files)
+    def _live_manifests(self) -> dict[bytes, EncryptedManifest]:
+        def read(snapshot: _Snapshot) -> list[EncryptedManifest]:
+            return _manifests(snapshot, self._after.files)
 
         wanted = self._living if self._manifests or self._statistics else ()
         return {
@@ -191,16 +190,12 @@ class _Search:
     def _add_contents(self) -> None:
         """Add the files that the manifests list. A manifest that cannot be read stays."""
 
-        def read(manifest: ManifestFile) -> dict[str, tuple[str, bool]] | None:
-            def entries() -> dict[str, tuple[str, bool]]:
-                listed = manifest.fetch_manifest_entry(self._before_files)
-                files = [entry.data_file for entry in listed]
-                return {
-                    self._identity(f.file_path): (f.file_path, f.content == DataFileContent.DATA)
-                    for f in files
-                }
+        def read(manifest: EncryptedManifest) -> dict[bytes, tuple[str, bool]] | None:
+            def listed() -> dict[bytes, tuple[str, bool]]:
+                files = manifest.live_files(self._before_files)
+                return {self._identity(location): (location, data) for location, data in files}
 
-            return self._unless_unreadable(entries, manifest.manifest_path)
+            return self._unless_unreadable(listed, manifest.manifest_path)
 
         identities = list(self._manifests)
         results = self._pool.map(read, list(self._manifests.values()))
@@ -210,12 +205,12 @@ class _Search:
             else:
                 self._contents.update(contents)
 
-    def _subtract_contents(self, live: Iterable[ManifestFile]) -> None:
+    def _subtract_contents(self, live: Iterable[EncryptedManifest]) -> None:
         """Take away the files that living manifests list."""
 
-        def reached(manifest: ManifestFile) -> list[str]:
-            entries = manifest.fetch_manifest_entry(self._after.files)
-            identities = (self._identity(entry.data_file.file_path) for entry in entries)
+        def reached(manifest: EncryptedManifest) -> list[bytes]:
+            files = manifest.live_files(self._after.files)
+            identities = (self._identity(location) for location, _ in files)
             return [i for i in identities if i in self._contents or i in self._statistics]
 
         wanted = live if self._contents or self._statistics else ()
@@ -225,7 +220,9 @@ class _Search:
                 self._contents.pop(identity, None)
                 self._leave(self._statistics.pop(identity, None), _REACHED)
 
-    def _leave_outside(self, files: dict[str, _Item], location_of: Callable[[_Item], str]) -> None:
+    def _leave_outside(
+        self, files: dict[bytes, _Item], location_of: Callable[[_Item], str]
+    ) -> None:
         """Take away the files that are outside the table's folders."""
         for identity, file in list(files.items()):
             if not self._folders.has(location_of(file)):
@@ -249,5 +246,10 @@ class _Search:
             _log.warning("%s is left behind: %s", location, reason)
             self._left_behind[location] = None
 
-    def _identity(self, location: str) -> str:
-        return file_identity(self._before_files.stored_location(location))
+    def _identity(self, location: str) -> bytes:
+        return self._names.of(location)
+
+
+def _manifests(snapshot: _Snapshot, files: TableFiles) -> list[EncryptedManifest]:
+    manifests = EncryptedSnapshot.model_validate(snapshot).manifests(files)
+    return cast("list[EncryptedManifest]", manifests)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from uuid import UUID
@@ -120,11 +120,17 @@ class FileRecord(NamedRecord):
 
 
 class RecordShape:
-    """The schema with which records are read, and their Python types by field ID."""
+    """The schema with which records are read, and their Python types by field ID. If ``only`` is
+    given, the records have just the fields with these IDs. All bytes are checked all the same."""
 
     def __init__(
-        self, read_schema: Schema, read_types: Mapping[int, Any], read_enums: Mapping[int, Any]
+        self,
+        read_schema: Schema,
+        read_types: Mapping[int, Any],
+        read_enums: Mapping[int, Any],
+        only: Collection[int] | None = None,
     ) -> None:
+        self._only = only
         self._read_schema = read_schema
         self._read_types = dict(read_types)
         self._read_enums = dict(read_enums)
@@ -141,7 +147,7 @@ class RecordShape:
 
     def _resolve(self, avro_schema: str) -> tuple[Shape, str]:
         """Return the shape of records with this schema (JSON), and their layout."""
-        return _shape(self.reader(avro_schema)), layout(json.loads(avro_schema))
+        return _shape(self.reader(avro_schema), self._only), layout(json.loads(avro_schema))
 
 
 class _Members(dict[Any, Enum]):
@@ -156,14 +162,14 @@ class _Members(dict[Any, Enum]):
         return self._members(value)
 
 
-def _shape(reader: Any) -> Shape:
-    """Return what a reader of PyIceberg reads, for the compiled decoder. Raises TypeError for a
-    reader that this version does not know."""
+def _shape(reader: Any, only: Collection[int] | None = None) -> Shape:
+    """Return what a reader of PyIceberg reads, for the compiled decoder. ``only`` is that of
+    ``RecordShape``. Raises TypeError for a reader that this version does not know."""
     match reader:
         case readers.OptionReader():
             return Shape(Kind.OPTION, parts=(_shape(reader.option),))
         case readers.StructReader():
-            return _record_shape(reader)
+            return _record_shape(reader, only)
         case readers.ListReader():
             return Shape(Kind.LIST, parts=(_shape(reader.element),))
         case readers.MapReader():
@@ -190,10 +196,12 @@ def _shape(reader: Any) -> Shape:
     return Shape(_SIMPLE[type(reader)])
 
 
-def _record_shape(reader: readers.StructReader) -> Shape:
+def _record_shape(reader: readers.StructReader, only: Collection[int] | None) -> Shape:
     made: Any = reader.create_struct
-    places = [-1 if place is None else place for place, _ in reader.field_readers]
-    parts = tuple(_shape(part) for _, part in reader.field_readers)
+    fields = reader.struct.fields
+    kept = [at for at, field in enumerate(fields) if only is None or field.field_id in only]
+    places = [kept.index(at) if at in kept else -1 for at, _ in reader.field_readers]
+    parts = tuple(_shape(part, only) for _, part in reader.field_readers)
     lazy: list[int] = []
     row_id = -1
     if issubclass(made, FileRecord):

@@ -37,6 +37,7 @@ from ..pyiceberg.records import (
     MANIFEST_LIST_FILE_SCHEMAS,
     RecordShape,
     read_avro_records,
+    values_of,
 )
 from ..storage.table_files import TableFiles
 from .records import DATA, DELETED, ContentFile, Manifest, ManifestEntry, parse_key
@@ -90,6 +91,24 @@ class EncryptedManifest(Manifest):
             entries = files.cached(cache_key, self.manifest_length, read)
         return [entry for entry in entries if not discard_deleted or entry.status != DELETED]
 
+    def live_files(self, io: FileIO) -> list[tuple[str, bool]]:
+        """Return the location of each file that is listed and not removed, and whether it is a data
+        file. This takes less time than reading entries. Raises as ``fetch_manifest_entry``."""
+        files = files_of(io)
+        if self.is_plaintext:
+            listed = [entry.data_file for entry in self.fetch_manifest_entry(files)]
+            return [(file.file_path, file.content == DATA) for file in listed]
+        data = files.read_encrypted(self.manifest_path, self.key)
+        _, records = parsed("manifest", self.manifest_path, data, _LOCATIONS)
+        found = []
+        for status, file in map(values_of, records):
+            content, location, key = values_of(file)
+            if content != DATA and key is None:
+                raise _not_encrypted(location)
+            if status != DELETED:
+                found.append((location, content == DATA))
+        return found
+
     def _read(self, files: TableFiles) -> list[ManifestEntry]:
         return self._parse_entries(files.read_encrypted(self.manifest_path, self.key))
 
@@ -100,10 +119,7 @@ class EncryptedManifest(Manifest):
         entries = list(self.inherited(records))
         for file in (entry.file for entry in entries):
             if file.content != DATA and not file.is_encrypted:
-                raise NotEncryptedError(
-                    "a delete file of an encrypted table has no key: it is not encrypted",
-                    file=file.file_path,
-                )
+                raise _not_encrypted(file.file_path)
         return entries
 
     def _check_counts(self, entries: Sequence[ManifestEntry]) -> None:
@@ -175,6 +191,12 @@ class EncryptedSnapshot(Snapshot):
         return manifests
 
 
+def _not_encrypted(location: str) -> NotEncryptedError:
+    return NotEncryptedError(
+        "a delete file of an encrypted table has no key: it is not encrypted", file=location
+    )
+
+
 def files_of(io: FileIO) -> TableFiles:
     """Return the table's files. Another library may have wrapped them, as Polars does. Raises
     TypeError if ``io`` is something else, because that has no keys."""
@@ -206,8 +228,7 @@ MANIFEST_LIST = RecordShape(
     {-1: EncryptedManifest, 508: PartitionFieldSummary},
     {517: ManifestContent},
 )
-MANIFEST = RecordShape(
-    MANIFEST_ENTRY_SCHEMAS[3],
-    {-1: ManifestEntry, 2: ContentFile},
-    {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
-)
+_ENUMS = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
+MANIFEST = RecordShape(MANIFEST_ENTRY_SCHEMAS[3], {-1: ManifestEntry, 2: ContentFile}, _ENUMS)
+# The status of each entry, and of its file the content, the location and the key.
+_LOCATIONS = RecordShape(MANIFEST_ENTRY_SCHEMAS[3], {}, _ENUMS, only={0, 2, 134, 100, 131})
