@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from ..read.statistics import statistics_of
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
+from ..write.executors import CancellingPool
 
 GC_ENABLED = "gc.enabled"
 _THREADS = 4
@@ -70,14 +70,10 @@ def delete_files(
             return location
         return None
 
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
+    with CancellingPool(_THREADS) as pool:
         for done, location in enumerate(pool.map(delete, locations), 1):
             if location is not None:
                 failed.append(location)
             if progress is not None:
                 progress(done, len(locations))
-    finally:
-        # After Ctrl-C, nothing more is deleted.
-        pool.shutdown(cancel_futures=True)
     return tuple(failed)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -30,6 +29,7 @@ from ..storage.locations import FileNames
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
+from ..write.executors import CancellingPool
 from ..write.view import TableView
 from .deletion import DeletionProgress, delete_files
 
@@ -77,7 +77,7 @@ def find_expired_files(
 ) -> ExpiredFiles:
     """Return the files that the snapshots ``expired`` of ``before`` reach, and no snapshot of
     ``after``. ``folders`` are the table's. Raises KmsError, OSError, and as reading ``after``."""
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with CancellingPool(_THREADS) as pool:
         return _Search(before, after, expired, folders, pool).run()
 
 
@@ -90,7 +90,7 @@ class _Search:
         after: TableView,
         expired: list[_Snapshot],
         folders: TableFolders,
-        pool: ThreadPoolExecutor,
+        pool: CancellingPool,
     ) -> None:
         self._before = before
         # Plaintext manifests of expired snapshots are deleted too, with the files that they list.

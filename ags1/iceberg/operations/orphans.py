@@ -33,7 +33,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
@@ -50,6 +49,7 @@ from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import METADATA_ENDINGS, TableFolders
 from ..storage.trust import Trust
+from ..write.executors import CancellingPool
 from .deletion import (
     GC_ENABLED,
     DeletionProgress,
@@ -318,14 +318,11 @@ class _Search:
     def _check_other_tables(self, metadata_files: Sequence[str]) -> None:
         """Raise ValidationException if one of these metadata files is another table's. That table's
         files could not be distinguished from orphans."""
-        pool = ThreadPoolExecutor(_THREADS)
-        try:
+        with CancellingPool(_THREADS) as pool:
             uuids = pool.map(lambda file: _uuid_of(self._table.files, file), metadata_files)
             for location, uuid in zip(metadata_files, uuids, strict=True):
                 if uuid is not None:
                     self._check_uuid(uuid, location)
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def _check_uuid(self, uuid: str, location: str) -> None:
         if uuid != self._uuid:

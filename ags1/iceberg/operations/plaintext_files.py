@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
+from ..write.executors import CancellingPool
 from ..write.view import TableView
 from .deletion import GC_ENABLED, delete_files, may_share_files
 from .plain_snapshots import plain_manifests
@@ -86,7 +86,7 @@ def plaintext_files(
         (inside if folders.has(location) else outside)[file_identity(location)] = location
     # A needed file may also be listed by another name.
     inside = {i: location for i, location in inside.items() if not needed.has(location)}
-    with ThreadPoolExecutor(_READ_THREADS) as pool:
+    with CancellingPool(_READ_THREADS) as pool:
         results = pool.map(lambda location: _begins_as_tables(location, files), inside.values())
         for identity, is_tables in zip(list(inside), results, strict=True):
             if is_tables is None:

@@ -11,7 +11,6 @@ Java's ``BaseSparkAction`` collects the same files. This module does not list fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -22,6 +21,7 @@ from ..read.snapshots import EncryptedSnapshot
 from ..read.statistics import statistics_of
 from ..storage.locations import FileNames, path_without_host, real_file
 from ..storage.table_files import TableFiles
+from ..write.executors import CancellingPool
 from ..write.view import TableView
 from .deletion import logged_metadata
 
@@ -154,8 +154,5 @@ def _read_all(
                 return []
             raise
 
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
+    with CancellingPool(_THREADS) as pool:
         yield from pool.map(read_one, items)
-    finally:
-        pool.shutdown(cancel_futures=True)

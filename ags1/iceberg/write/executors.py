@@ -35,6 +35,21 @@ Merged: TypeAlias = "Callable[[Merge, list[ContentFile]], None]"
 _Item = TypeVar("_Item")
 
 
+class CancellingPool(ThreadPoolExecutor):
+    """Threads for one ``with`` block. At its end, also after an interrupt, ``stop`` is called, no
+    further call begins, and this waits for those under way."""
+
+    def __init__(
+        self, threads: int, name: str = "ags1", stop: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(threads, name)
+        self._before_end = stop
+
+    def __exit__(self, *_: object) -> None:
+        self._before_end()
+        self.shutdown(cancel_futures=True)
+
+
 class RewriteExecutor(Protocol):
     """Rewrites many files, in any order and in any process.
 
@@ -118,11 +133,6 @@ def _run(
 ) -> None:
     """Call ``work`` for each item, on a few threads. If a call fails, this raises its exception,
     and begins no other call. ``stop`` is called before this waits for those under way."""
-    pool = ThreadPoolExecutor(max(1, threads), "ags1-rewrite")
-    try:
+    with CancellingPool(max(1, threads), "ags1-rewrite", stop) as pool:
         for done in as_completed([pool.submit(work, item) for item in items]):
             done.result()
-    finally:
-        # After an interrupt, no thread goes on writing.
-        stop()
-        pool.shutdown(wait=True, cancel_futures=True)

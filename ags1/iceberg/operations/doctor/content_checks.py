@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from ...read.records import DATA, EQUALITY_DELETES, ContentFile, read_entries
 from ...read.snapshots import EncryptedSnapshot
 from ...spec.constants import MAIN_BRANCH
 from ...storage.byte_meter import ByteMeter
+from ...write.executors import CancellingPool
 from ..compact import CompactionPlan, plan_compaction
 from ..compact_plan import RewriteOptions
 from ..deletion import may_share_files
@@ -183,8 +183,7 @@ class ManifestChecks:
     def _walk(self) -> None:
         table, findings, meter = self._table, Findings(), ByteMeter()
         index = FileIndex(table.files, table.metadata.location, findings)
-        pool = ThreadPoolExecutor(_THREADS, "ags1-doctor")
-        try:
+        with CancellingPool(_THREADS, "ags1-doctor", meter.stop) as pool:
             report = ProgressReport(None, meter, None)
             ahead = ReadAhead(pool, _THREADS, report.tick)
             walk = TableWalk(table, index, findings, ahead, report, require_encrypted=False)
@@ -193,9 +192,6 @@ class ManifestChecks:
                 is_listed = check.kind in (CheckKind.ENCRYPTED, CheckKind.PLAIN)
                 if is_listed and check.files[0].content == DATA:
                     self._note(check.location, check.files[0])
-        finally:
-            meter.stop()
-            pool.shutdown(cancel_futures=True)
         self._found = findings.sorted()
 
     def _note(self, path: str, file: ContentFile) -> None:

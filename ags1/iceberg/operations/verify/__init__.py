@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from pyiceberg.table import Table
@@ -38,6 +37,7 @@ from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....keys.manager import Clock, now_ms
 from ...commit.session import TableSession
 from ...storage.byte_meter import ByteMeter
+from ...write.executors import CancellingPool
 from .checks import Check, CheckExecutor, CheckThreads
 from .file_index import FileIndex
 from .findings import Findings, TableVerification
@@ -89,9 +89,8 @@ def verify_table(
     findings, meter = Findings(), ByteMeter()
     report = ProgressReport(progress, meter, estimated_size(table))
     index = FileIndex(table.files, table.metadata.location, findings)
-    pool = ThreadPoolExecutor(threads, "ags1-verify")
     verified_size = 0
-    try:
+    with CancellingPool(threads, "ags1-verify", meter.stop) as pool:
         walk = TableWalk(
             table,
             index,
@@ -114,9 +113,6 @@ def verify_table(
                 verified_size += outcome.size
                 for finding in outcome.findings:
                     findings.append(finding)
-    finally:
-        meter.stop()
-        pool.shutdown(cancel_futures=True)
     report.finish()
     exposed, exposed_current = index.count_exposed()
     return TableVerification(
