@@ -105,6 +105,7 @@ def test_a_key_that_was_read_with_is_not_used_by_that(tmp_path: Path) -> None:
     ags1.encrypt(b"other", km=km)
 
 
+@pytest.mark.thread_unsafe(reason="a child of a fork has one thread")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @WRITERS

@@ -234,6 +234,7 @@ def test_block_sizes_that_do_not_exist_are_refused(block_size: int) -> None:
         ags1.encrypt_into(b"", bytearray(100), block_size=block_size)
 
 
+@pytest.mark.thread_unsafe(reason="tracemalloc traces all threads")
 @pytest.mark.parametrize("stated", [1, 16, MIB, 64 << 20, 2**31 - 1 - 28, 2**31 - 1])
 @threads
 def test_a_hostile_header_allocates_nothing(stated: int, threads: int) -> None:
@@ -593,6 +594,7 @@ def test_messages_after_a_failure_leave_no_uninitialised_bytes() -> None:
         assert batch.results[80:] == [None, None]
 
 
+@pytest.mark.thread_unsafe(reason="signals go to the main thread")
 def test_many_messages_can_be_interrupted() -> None:
     def interrupt(*_: object) -> None:
         raise InterruptedError

@@ -163,6 +163,7 @@ def test_a_pipe_needs_a_trusted_length(kind: str) -> None:
                 ags1.open(source, "rb", without, trust_file_size=trust)
 
 
+@pytest.mark.thread_unsafe(reason="counts those of the process")
 def test_a_caller_s_file_stays_open_and_ours_is_closed(tmp_path: Path) -> None:
     stream, km = sealed(b"data")
     source = io.BytesIO(stream)
@@ -1009,6 +1010,7 @@ def test_the_standard_librarys_readers(tmp_path: Path) -> None:
         assert (np.load(file) == np.arange(1000)).all()
 
 
+@pytest.mark.thread_unsafe(reason="a child of a fork has one thread")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("threads", [1, 2])
@@ -1053,6 +1055,7 @@ def test_no_pool_is_made_for_one_thread(monkeypatch: pytest.MonkeyPatch) -> None
         assert file.read(5000) == reference.pattern(5010)[10:]
 
 
+@pytest.mark.thread_unsafe(reason="counts those of the process")
 @threads
 def test_threads_end_with_the_file(threads: int) -> None:
     before = set(threading.enumerate())

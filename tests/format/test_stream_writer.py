@@ -483,6 +483,7 @@ def test_an_existing_file_stays_until_closing(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+@pytest.mark.thread_unsafe(reason="the umask is the process's")
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0])
 def test_a_new_files_mode_is_the_umasks(tmp_path: Path, mask: int) -> None:
     previous = os.umask(mask)
@@ -737,6 +738,7 @@ def test_durable_syncs_the_file_before_its_name_and_then_the_folder(
     assert steps == ["publish"]
 
 
+@pytest.mark.thread_unsafe(reason="counts those of the process")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts in /proc")
 def test_no_descriptor_or_thread_is_left_behind(tmp_path: Path) -> None:
     def attempts() -> None:
@@ -783,6 +785,7 @@ def test_many_threads_write_one_stream(threads: int) -> None:
 
 # Of `make test`: one thread and four.
 @pytest.mark.slow_variants(r"2-.*")
+@pytest.mark.thread_unsafe(reason="a child of a fork has one thread")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["wb", "wt"])
@@ -834,6 +837,7 @@ def test_a_fork_while_writing(tmp_path: Path, mode: str, ending: str, threads: i
     assert names(tmp_path) == ["file"]
 
 
+@pytest.mark.thread_unsafe(reason="a child of a fork has one thread")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_while_writing_to_a_file_object(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ checkout has. Without arguments, the tests of the format run.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 import subprocess
@@ -20,23 +21,32 @@ COPIED_FILES = ["setup.py", "build_openssl.py", "pyproject.toml", "README.md"]
 PACKAGES = [
     *("setuptools>=77", "Cython>=3.3,<3.4", "pytest>=9", "pytest-xdist", "pytest-run-parallel"),
     *("hypothesis", "cryptography", "cryptography-vectors", "numpy", "typing-extensions"),
-    *("pyarrow", "jsonschema", "fsspec", "fastavro", "click"),
+    *("pyarrow", "jsonschema", "fsspec", "fastavro", "click", "urllib3"),
 ]
 # These need PyIceberg, or the servers of key management services.
 LEFT_OUT = ["test_corpus.py", "test_corpus_tables.py", "test_secrets.py"]
 
 
+def _copy(source: str, target: str) -> None:
+    """Copy a file that has changed. It is then newer than the packages, for Cython."""
+    if not os.path.exists(target) or not filecmp.cmp(source, target, shallow=False):
+        shutil.copyfile(source, target)
+
+
 def main(kind: str, *arguments: str) -> int:
     interpreter = interpreters.KINDS[kind]()
     folder = ROOT / "build" / kind
+    names = [name for name in PACKAGES if name not in interpreter.without]
     packages = folder / "packages"
-    if not packages.exists():
+    listed = packages / "listed"
+    if not listed.exists() or listed.read_text() != str(names):
         pip = [*(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")]
         fresh = folder / "packages.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        names = [name for name in PACKAGES if name not in interpreter.without]
         wanted = ["--only-binary", ":all:", "--target", str(fresh), *interpreter.tags, *names]
         subprocess.run([*pip, *wanted], check=True)
+        (fresh / "listed").write_text(str(names))
+        shutil.rmtree(packages, ignore_errors=True)
         fresh.rename(packages)
     for name in COPIED:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -45,7 +55,8 @@ def main(kind: str, *arguments: str) -> int:
     for name in COPIED_FILES:
         shutil.copy(ROOT / name, folder)
     for translated in ROOT.glob("build/cython-*-release"):
-        shutil.copytree(translated, folder / "build" / translated.name, dirs_exist_ok=True)
+        target = folder / "build" / translated.name
+        shutil.copytree(translated, target, copy_function=_copy, dirs_exist_ok=True)
     path = [str(folder), str(packages)]
     if interpreter.without:
         path.append(str(folder / "tests" / "platforms" / "stand_ins"))
