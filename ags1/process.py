@@ -29,7 +29,11 @@ class PerProcess(Generic[T]):
 
     def made(self) -> T | None:
         """Return this process's object if there is one."""
-        return self._by_process.get(process_number())
+        # Not by get(): without the GIL that locks the dict, in a forked child perhaps for good.
+        try:
+            return self._by_process[process_number()]
+        except KeyError:
+            return None
 
     def get(self) -> T:
         """Return this process's object."""

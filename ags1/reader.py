@@ -34,6 +34,7 @@ import functools
 import io
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -403,9 +404,10 @@ class ReaderCore:
                 self.window.drop()
                 self._blocks.close(wait=True)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Nobody else can hold the lock. This may run in one of our own threads, so do not wait.
-        if not self.closed:
+        # When the interpreter ends, modules may have lost their names. The system closes the file.
+        if not (self.closed or is_finalizing()):
             self.closed = True
             self._blocks.close(wait=False)
 

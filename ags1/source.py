@@ -56,8 +56,9 @@ class _Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # When the interpreter ends, this module may have lost the name.
+        close(self.fd)
 
 
 class PathSource(Source):

@@ -10,7 +10,6 @@ The objects that it makes::
 
 from __future__ import annotations
 
-import contextlib
 import io
 from typing import Any, Literal, NoReturn, overload
 
@@ -52,9 +51,12 @@ class TextWriter(_HoldsKey, io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        # There is no buffer if the constructor failed.
-        with contextlib.suppress(ValueError, AttributeError):
+        # There is no buffer if the constructor failed. Without contextlib: when the interpreter
+        # ends, this module may have lost the name.
+        try:  # noqa: SIM105
             self.buffer.__del__()
+        except (ValueError, AttributeError):
+            pass
 
 
 @overload

@@ -7,7 +7,6 @@ import ctypes
 import sys
 from typing import Any
 
-import polars
 import pyarrow as pa
 import pytest
 import reference
@@ -199,6 +198,7 @@ def test_columns_that_do_not_fit_together_are_refused() -> None:
 
 
 def test_series_of_polars_and_results_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    polars = pytest.importorskip("polars", reason="pip install ags1[test]")
     series = polars.Series(["text", None, "x" * 50])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     sealed, keys = ags1.encrypt_many(series)

@@ -13,6 +13,7 @@ import pickle
 import ssl
 import struct
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -816,6 +817,9 @@ def test_many_threads_share_one_cipher() -> None:
     assert len(nonces) == len(set(nonces)) > 64 * 30
 
 
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="this Python has no GIL"
+)
 @pytest.mark.parametrize("call", ["seal_blocks", "open_blocks", "seal_in_place", "open_in_place"])
 def test_the_gil_is_released(call: str) -> None:
     cipher = BlockCipher(KEY)

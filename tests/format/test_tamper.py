@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -444,6 +445,10 @@ print(tried)
 
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="reads the address space's size in /proc"
+)
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    reason="such a Python reserves a GiB of address space at a time",
 )
 def test_a_hostile_block_length_allocates_nothing(run_python: RunPython, tmp_path: Path) -> None:
     # 192 MiB of address space for everything, among it the stacks of the threads.

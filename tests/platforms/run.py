@@ -28,7 +28,7 @@ LEFT_OUT = ["test_corpus.py", "test_corpus_tables.py", "test_secrets.py"]
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file that has changed. It is then newer than the packages, for Cython."""
+    """Copy a file that has changed. It is then newer than Cython, which would translate again."""
     if not os.path.exists(target) or not filecmp.cmp(source, target, shallow=False):
         shutil.copyfile(source, target)
 
@@ -46,7 +46,8 @@ def main(kind: str, *arguments: str) -> int:
         wanted = ["--only-binary", ":all:", "--target", str(fresh), *interpreter.tags, *names]
         subprocess.run([*pip, *wanted], check=True)
         (fresh / "listed").write_text(str(names))
-        shutil.rmtree(packages, ignore_errors=True)
+        for old in (packages, folder / "build"):
+            shutil.rmtree(old, ignore_errors=True)
         fresh.rename(packages)
     for name in COPIED:
         shutil.rmtree(folder / name, ignore_errors=True)
