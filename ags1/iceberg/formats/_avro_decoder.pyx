@@ -248,6 +248,39 @@ cdef class CheckedDecoder:
         self.number()
 
 
+cdef const unsigned char *skip_items(
+    const unsigned char *at, const unsigned char *end, int64_t count, int numbers, bint are_bytes
+) noexcept nogil:
+    """Skip items of so many numbers, the last of which may be the size of bytes. Return where they
+    end; NULL if they are not sound."""
+    cdef uint64_t value = 0
+    cdef int64_t size
+    cdef unsigned char byte
+    cdef int n, shift
+    while count:
+        for n in range(numbers):
+            if at == end:
+                return NULL
+            byte = at[0]
+            at += 1
+            value = byte & 0x7F
+            shift = 0
+            while byte >= 0x80:
+                shift += 7
+                if at == end or (shift == 63 and at[0] > 1):
+                    return NULL
+                byte = at[0]
+                at += 1
+                value |= <uint64_t>(byte & 0x7F) << shift
+        if are_bytes:
+            size = <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
+            if size < 0 or size > end - at:
+                return NULL
+            at += size
+        count -= 1
+    return at
+
+
 cdef class _Records(CheckedDecoder):
     """Reads and skips values of any shape. What it skips, it checks as if it were read."""
 
@@ -393,6 +426,8 @@ cdef class _Records(CheckedDecoder):
 
     cdef int skip_value(self, Shape shape) except -1:
         cdef Kind kind = shape.kind
+        cdef Shape first, last
+        cdef const unsigned char *skipped
         cdef int64_t size, i
         cdef int n
         if kind == LONG:
@@ -404,8 +439,17 @@ cdef class _Records(CheckedDecoder):
             if self.is_there():
                 self.skip_value(<Shape>shape.parts[0])
         elif kind == LIST or kind == PAIRS:
+            first = <Shape>shape.parts[0]
+            last = <Shape>shape.parts[shape.count - 1]
             size = self.items()
             while size:
+                if first.kind == LONG and (last.kind == LONG or last.kind == BYTES):
+                    skipped = skip_items(self._at, self._end, size, shape.count, last.kind == BYTES)
+                    if skipped != NULL:
+                        self._at = skipped
+                        size = self.items()
+                        continue
+                    # What is wrong is found, and raised, item by item.
                 for i in range(size):
                     for n in range(shape.count):
                         self.skip_value(<Shape>shape.parts[n])

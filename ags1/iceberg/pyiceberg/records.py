@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from uuid import UUID
@@ -15,8 +15,12 @@ from uuid import UUID
 from pyiceberg.avro import reader as readers
 from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.avro.resolver import EnumReader, resolve_reader
-from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, MANIFEST_LIST_FILE_SCHEMAS
-from pyiceberg.manifest import _inherit_from_manifest as inherit_from_manifest
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    ManifestEntryStatus,
+)
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
@@ -35,7 +39,7 @@ __all__ = [
     "Field",
     "NamedRecord",
     "RecordShape",
-    "inherit_from_manifest",
+    "inherit",
     "read_avro_records",
     "values_of",
 ]
@@ -117,6 +121,37 @@ class FileRecord(NamedRecord):
             assert self.encoded is not None
             return self.encoded.value(pos)
         return value
+
+
+def inherit(entries: Iterable[Any], manifest: Any, first_row_id: int | None) -> None:
+    """Give entries that were just read what they inherit from their manifest, as PyIceberg's
+    ``_inherit_from_manifest`` does: snapshot, sequence numbers and partition spec. Live files
+    without a row ID get theirs, from ``first_row_id`` on, unless that is None. The records are
+    handled as lists, because there may be many."""
+    added_by, number = manifest.added_snapshot_id, manifest.sequence_number
+    spec_id = manifest.partition_spec_id
+    key_at, rows_at, row_id_at = map(DATA_FILE.index, ("key_metadata", *_ROWS))
+    for entry in entries:
+        status, snapshot_id, sequence_number, file_sequence_number, file = values = entry._data
+        if snapshot_id is None:
+            values[1] = added_by
+        # In version 1, files have no sequence numbers. Later, those that a snapshot adds lack them.
+        if status == ManifestEntryStatus.ADDED or number == 0:
+            if sequence_number is None:
+                values[2] = sequence_number = number
+            if file_sequence_number is None:
+                values[3] = number
+        file._spec_id = spec_id
+        file.sequence_number = sequence_number
+        fields = file._data
+        file._key_bytes, fields[key_at] = fields[key_at], None
+        if first_row_id is not None and fields[row_id_at] is None:
+            if status != ManifestEntryStatus.DELETED:
+                fields[row_id_at] = first_row_id
+                first_row_id += fields[rows_at]
+
+
+_ROWS = "record_count", "first_row_id"
 
 
 class RecordShape:

@@ -15,7 +15,6 @@ follows the Iceberg specification, "Manifests", "Manifest Lists" and "Row Lineag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from pyiceberg.io import FileIO
@@ -32,7 +31,7 @@ from ..pyiceberg.records import (
     Field,
     FileRecord,
     NamedRecord,
-    inherit_from_manifest,
+    inherit,
     values_of,
 )
 
@@ -243,20 +242,11 @@ class Manifest(_KeyedRecord, ManifestFile):
         """The number of rows in the files that are listed and not removed."""
         return (self.added_rows_count or 0) + (self.existing_rows_count or 0)
 
-    def inherited(self, entries: Iterable[PyIcebergEntry]) -> Iterator[ManifestEntry]:
-        """Yield entries that were just read from the manifest, with the values that they inherit:
+    def inherited(self, entries: list[ManifestEntry]) -> list[ManifestEntry]:
+        """Return entries that were just read from the manifest, with the values that they inherit:
         sequence numbers, the spec and row IDs. Their keys are concealed."""
-        next_row_id = None if self.is_deletes else self.first_row_id
-        for raw in entries:
-            entry = cast("ManifestEntry", inherit_from_manifest(raw, self))
-            file = entry.file
-            file.conceal()
-            file.sequence_number = entry.sequence_number
-            is_live = entry.status != DELETED
-            if next_row_id is not None and is_live and file.first_row_id is None:
-                file.first_row_id = next_row_id
-                next_row_id += file.record_count
-            yield entry
+        inherit(entries, self, None if self.is_deletes else self.first_row_id)
+        return entries
 
 
 def read_entries(

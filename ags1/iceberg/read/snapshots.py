@@ -116,7 +116,7 @@ class EncryptedManifest(Manifest):
         _, records = parsed("manifest", self.manifest_path, data, MANIFEST)
         if self.is_plaintext:
             self._check_counts(records)
-        entries = list(self.inherited(records))
+        entries = self.inherited(records)
         for file in (entry.file for entry in entries):
             if file.content != DATA and not file.is_encrypted:
                 raise _not_encrypted(file.file_path)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+_NO_NAMES = "", ".", ".."
 # For how many folders of a table ``FileNames`` remembers where links lead.
 _MAX_FOLDERS = 1 << 16
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
@@ -70,7 +71,7 @@ def file_identity(location: str, real_folder: Callable[[str], str] = os.path.rea
     path = without_scheme(location)
     if path.startswith("/"):
         folder, _, name = path.rpartition("/")
-        if name not in ("", ".", ".."):
+        if name not in _NO_NAMES:
             # A name that no file can have raises ValueError; it is left as it is.
             with contextlib.suppress(ValueError):
                 return posixpath.join(real_folder(folder or "/"), name)
@@ -99,18 +100,26 @@ class FileNames:
     table's folder ``root``.
 
     ``stored`` maps a location in the metadata to the present one. Where links lead is looked up
-    once for each folder. Any number of threads may use it.
+    once for each folder, and so is where a folder in the metadata is. Any number of threads may use
+    it.
     """
 
     def __init__(self, root: str, stored: Callable[[str], str] = str) -> None:
         self._stored = stored
+        self._of_folder = functools.lru_cache(_MAX_FOLDERS)(self._name_of_folder)
         self._real_folder = functools.lru_cache(_MAX_FOLDERS)(os.path.realpath)
         self._root = posixpath.dirname(self._identity(f"{stored(root).rstrip('/')}/_")) + "/"
 
     def of(self, location: str) -> bytes:
-        """Return the name of the file with this ``location`` in the metadata. Raises as
-        ``stored``."""
+        """Return the name of the file with this ``location`` in the metadata. ``stored`` must map a
+        file as it maps others in its folder. Raises as ``stored``."""
+        folder, _, name = location.rpartition("/")
+        if name.isascii() and name.isprintable() and name not in _NO_NAMES and folder:
+            return self._of_folder(folder) + name.encode()
         return self.of_stored(self._stored(location))
+
+    def _name_of_folder(self, folder: str) -> bytes:
+        return self.of_stored(self._stored(f"{folder}/_"))[:-1]
 
     def of_stored(self, location: str) -> bytes:
         """Return the name of the file at this present location."""
