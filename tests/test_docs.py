@@ -47,7 +47,9 @@ FILES: Story = [
 ]
 FIRST: Story = [("README.md", ["", "Files", "Tables"])]
 SPARK: Story = [("README.md", ["", "Files", "Tables", "Spark"])]
-KEYRING: Story = [("docs/keys.md", ["A keyring", "The key of one message"])]
+KEYRING: Story = [
+    ("docs/keys.md", ["A keyring", "The key of one message", "Several master keys for one file"])
+]
 AWS: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS"])]
 VAULT: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])]
 MANAGER: Story = [("docs/keys.md", ["In Python"])]

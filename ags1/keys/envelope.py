@@ -234,14 +234,17 @@ class KeyEncryptionKey(Secret):
         return hmac.digest(self._key, purpose, "sha256")
 
     @discreet
-    def rewrap(self, kms: KmsClient, master_key_id: str) -> KeyEncryptionKey:
+    def rewrap(
+        self, kms: KmsClient, master_key_id: str, entry: EncryptedKey | None = None
+    ) -> KeyEncryptionKey:
         """Return the same KEK, with its ID and timestamp, wrapped under the newest version of a
-        master key of ``kms``, which may be the one that has wrapped it so far.
+        master key of ``kms``, which may be the one that has wrapped it so far. ``entry`` has the ID
+        and properties to use in place of those of the KEK's own entry.
 
         There are two KMS calls. The second one unwraps what the first one wrapped, because the old
         master key may be destroyed next. Raises KmsError.
         """
-        entry = self.entry
+        entry = self.entry if entry is None else entry
         wrapped_key = _wrapped(kms.wrap_key(bytes(self._key), master_key_id), self._key)
         if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")

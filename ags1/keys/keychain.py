@@ -23,8 +23,8 @@ from ..kms.client import KmsClient, accepts_foreign_keys
 from ..process import OncePerProcess
 from ..stream import open as open_stream
 from .cache import KekCache
-from .envelope import EncryptedKey, KeyEncryptionKey
-from .sidecar import Sidecar, read_sidecar
+from .envelope import EncryptedKey, KeyEncryptionKey, new_key_id
+from .sidecar import COPY_OF, Sidecar, read_sidecar
 
 FILE_KEY_SIZE = 32
 
@@ -52,6 +52,8 @@ class Keychain:
         self._keks = KekCache(kms)
         # The last ones: the sidecars of a folder mostly share a KEK.
         self._rewrapped: deque[tuple[EncryptedKey, KmsClient, EncryptedKey]] = deque(maxlen=16)
+        # Of a KEK that several master keys wrap, the one that opened the last file comes first.
+        self._opened_by: Collection[str] = trusted_key_ids or ()
         self._new_kek = OncePerProcess(
             lambda: KeyEncryptionKey.generate(kms, master_key_id, key_size=FILE_KEY_SIZE)
         )
@@ -75,33 +77,63 @@ class Keychain:
     def key_of(self, sidecar: Sidecar, encrypted_file: Any) -> KeyMetadata:
         """Return the key metadata that ``sidecar`` has for ``encrypted_file``, as ``key_of_file``
         does. Raises KeyMetadataError, AuthenticationError and KmsError."""
-        return key_of_file(sidecar, self._unwrap, encrypted_file)
+        return key_of_file(sidecar, self._unwrap, encrypted_file, self._opened_by)
 
     def rewrap(
         self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None
     ) -> Sidecar:
         """Return the sidecar with its KEKs wrapped under another master key, which may be another
-        KMS's, or under the newest version of the same key. Nothing is written. If sidecars share a
-        KEK, the KMS is asked once for all of them. Raises KmsError, KeyMetadataError, and
-        AuthenticationError if a file's key in the sidecar does not open."""
+        KMS's, or under the newest version of the same key. Copies of KEKs under further master keys
+        stay. Nothing is written. If sidecars share a KEK, the KMS is asked once for all of them.
+        Raises KmsError, KeyMetadataError, and AuthenticationError if a file's key in the sidecar
+        does not open."""
+        sidecar = self._opened(sidecar_file)
+        with _errors_about(sidecar_file):
+            own = sidecar.own_kek_entries
+            return sidecar.with_entries(
+                [self._rewrap(sidecar, entry, entry, master_key_id, kms) for entry in own]
+            )
+
+    def add_key(
+        self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None
+    ) -> Sidecar:
+        """Return the sidecar with copies of its KEKs under one more master key, so that this key
+        opens the files too. The arguments and the errors are those of ``rewrap``."""
+        sidecar = self._opened(sidecar_file)
+        with _errors_about(sidecar_file):
+            copies = []
+            for entry in sidecar.own_kek_entries:
+                form = EncryptedKey(new_key_id(), b"", None, {COPY_OF: entry.key_id})
+                copies.append(self._rewrap(sidecar, entry, form, master_key_id, kms))
+            return sidecar.with_copies(copies)
+
+    def _opened(self, sidecar_file: str) -> Sidecar:
         sidecar = find_sidecar(sidecar_file)
         with _errors_about(sidecar_file):
             for wrapped in sidecar.file_keys:
-                sidecar.open(self._unwrap, wrapped)
-            return sidecar.with_entries(
-                [self._rewrap(entry, master_key_id, kms) for entry in sidecar.kek_entries]
-            )
+                sidecar.open(self._unwrap, wrapped, self._opened_by)
+        return sidecar
 
     def _rewrap(
-        self, entry: EncryptedKey, master_key_id: str, kms: KmsClient | None
+        self,
+        sidecar: Sidecar,
+        entry: EncryptedKey,
+        form: EncryptedKey,
+        master_key_id: str,
+        kms: KmsClient | None,
     ) -> EncryptedKey:
+        """Return the KEK of ``entry`` wrapped under another master key, with the ID and properties
+        of ``form``."""
         target = self._kms if kms is None else kms
+        is_copy = COPY_OF in form.properties
         for known, by, made in self._rewrapped:
-            if by is target and known == entry and made.encrypted_by_id == master_key_id:
+            is_same = by is target and known == entry and made.encrypted_by_id == master_key_id
+            if is_same and is_copy == (COPY_OF in made.properties):
                 return made
-        kek = self._unwrap(entry).rewrap(target, master_key_id)
-        self._rewrapped.append((entry, target, kek.entry))
-        return kek.entry
+        kek = sidecar.unwrap_kek(self._unwrap, entry.key_id, self._opened_by)
+        wrapped = kek.rewrap(target, master_key_id, form).entry
+        self._rewrapped.append((entry, target, wrapped))
+        return wrapped
 
     def check_trust(self, entry: EncryptedKey) -> None:
         """Raise KeyMetadataError if the master key that ``entry`` names is not a trusted one. Check
@@ -109,7 +141,10 @@ class Keychain:
         check_trust(entry, self._trusted_key_ids)
 
     def _unwrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
-        return unwrap_trusted(self._keks, entry, self._trusted_key_ids)
+        kek = unwrap_trusted(self._keks, entry, self._trusted_key_ids)
+        if self._trusted_key_ids is None:
+            self._opened_by = (str(entry.encrypted_by_id),)
+        return kek
 
 
 def default_trust(kms: KmsClient, key_ids: Collection[str]) -> frozenset[str] | None:
@@ -166,17 +201,21 @@ def check_trust(entry: EncryptedKey, trusted_key_ids: Collection[str] | None) ->
 
 
 def key_of_file(
-    sidecar: Sidecar, unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey], file: Any
+    sidecar: Sidecar,
+    unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey],
+    file: Any,
+    prefer: Collection[str] = (),
 ) -> KeyMetadata:
     """Return the key metadata of an encrypted file: a path, a seekable file object at its
     beginning, or None for the newest key. A sidecar has more than one file key if the replacement
     of a file was interrupted, or if a sidecar without its file was used again. Then the first block
-    of the file decides which key is the right one. If none fits, this returns the newest one."""
+    of the file decides which key is the right one. If none fits, this returns the newest one.
+    ``prefer`` is that of ``Sidecar.open``."""
     newest, *older = sidecar.file_keys
-    km = sidecar.open(unwrap_kek, newest)
+    km = sidecar.open(unwrap_kek, newest, prefer)
     if file is None or not older or _opens(file, km):
         return km
-    candidates = (sidecar.open(unwrap_kek, wrapped) for wrapped in older)
+    candidates = (sidecar.open(unwrap_kek, wrapped, prefer) for wrapped in older)
     return next((other for other in candidates if _opens(file, other)), km)
 
 

@@ -4,6 +4,10 @@
 
     {"encryption-keys": [KEK entry, wrapped key metadata entry], "key-id": "<the latter's id>"}
 
+A KEK may be wrapped under several master keys, so that each of them opens the file: an entry with
+the property ``ags1.copy-of`` has the KEK of the entry that it names. Releases that do not know the
+property open the file with the master key of the KEK's own entry alone.
+
 The sidecar contains no plaintext key. If it is lost, the file cannot be decrypted. It may hold the
 keys of more than one file: while a file is being replaced, its sidecar opens the old file and the
 new one, so that a crash leaves neither of them without its key.
@@ -13,13 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from .. import private_file, strict_json
 from ..descriptors import is_stream, open_stream
-from ..errors import KeyMetadataError
+from ..errors import Ags1Error, KeyMetadataError, KmsError, KmsUnavailableError
 from ..key_metadata import KeyMetadata
 from .envelope import (
     EncryptedKey,
@@ -34,6 +38,9 @@ MAX_SIDECAR_SIZE = 1 << 20
 # Without a purpose, somebody who can write a table's metadata could pass off a single file as a
 # manifest list of the table, if both are under the same master key.
 _PURPOSE = b"\0ags1 sidecar"
+# The property of an entry that has the KEK of another entry, under another master key. It is not
+# authenticated, and need not be: the wrong KEK does not open a file's key.
+COPY_OF = "ags1.copy-of"
 # The most entries of a sidecar. Each may need a KMS call.
 _MAX_ENTRIES = 64
 
@@ -93,8 +100,16 @@ class Sidecar:
         if not rest:
             return None
         wanted = {name for key in rest for name in (key.key_id, key.encrypted_by_id)}
-        keys = tuple(key for key in self.encryption_keys if key.key_id in wanted)
+        keys = tuple(
+            key
+            for key in self.encryption_keys
+            if key.key_id in wanted or key.properties.get(COPY_OF) in wanted
+        )
         return Sidecar(keys, rest[0].key_id)
+
+    def with_copies(self, entries: Iterable[EncryptedKey]) -> Sidecar:
+        """Return this sidecar with copies of its KEKs."""
+        return Sidecar((*self.encryption_keys, *entries), self.key_id)
 
     def with_entries(self, entries: Iterable[EncryptedKey]) -> Sidecar:
         """Return this sidecar in which each of ``entries`` replaces the entry with its ID."""
@@ -107,6 +122,11 @@ class Sidecar:
         """The entries of the KEKs, which a KMS wrapped."""
         ids = {key.key_id for key in self.encryption_keys}
         return tuple(key for key in self.encryption_keys if key.encrypted_by_id not in ids)
+
+    @property
+    def own_kek_entries(self) -> tuple[EncryptedKey, ...]:
+        """The entries of the KEKs without their copies under further master keys."""
+        return tuple(entry for entry in self.kek_entries if COPY_OF not in entry.properties)
 
     @property
     def file_keys(self) -> tuple[EncryptedKey, ...]:
@@ -122,11 +142,42 @@ class Sidecar:
                 return key
         raise KeyMetadataError("the sidecar is damaged: the KEK of its key is missing")
 
+    def same_kek(self, kek_id: str) -> tuple[EncryptedKey, ...]:
+        """Return the entries that have a KEK: its own, and its copies."""
+        keks = self.kek_entries
+        own = tuple(entry for entry in keks if entry.key_id == kek_id)
+        return own + tuple(entry for entry in keks if entry.properties.get(COPY_OF) == kek_id)
+
+    def unwrap_kek(
+        self,
+        unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey],
+        kek_id: str,
+        prefer: Collection[str] = (),
+    ) -> KeyEncryptionKey:
+        """Return a KEK from one of its entries; those under the master keys ``prefer`` come first.
+        Raises KmsUnavailableError, and if none can be unwrapped the error of the first entry."""
+        entries = self.same_kek(kek_id)
+        if not entries:
+            raise KeyMetadataError("the sidecar is damaged: the KEK of its key is missing")
+        failures: list[Ags1Error] = []
+        for entry in sorted(entries, key=lambda one: one.encrypted_by_id not in prefer):
+            try:
+                return unwrap_kek(entry)
+            except KmsUnavailableError:
+                raise
+            except (KmsError, KeyMetadataError) as error:
+                failures.append(error)
+        raise failures[0]
+
     def open(
-        self, unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey], wrapped: EncryptedKey
+        self,
+        unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey],
+        wrapped: EncryptedKey,
+        prefer: Collection[str] = (),
     ) -> KeyMetadata:
-        """Return the key metadata in the entry ``wrapped``; ``unwrap_kek`` asks the KMS."""
-        kek = unwrap_kek(self.kek_entry(wrapped))
+        """Return the key metadata in the entry ``wrapped``. ``unwrap_kek`` asks the KMS, first for
+        the master keys ``prefer``. Raises as ``unwrap_kek``, and AuthenticationError."""
+        kek = self.unwrap_kek(unwrap_kek, str(wrapped.encrypted_by_id), prefer)
         return kek.unwrap_key_metadata(wrapped, purpose=_PURPOSE)
 
 

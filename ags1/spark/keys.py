@@ -121,7 +121,7 @@ class FileKeys:
                 if known in tried:
                     continue
                 tried.add(known)
-                self.unwrap_kek(entry)
+                sidecar.unwrap_kek(self.unwrap_kek, entry.key_id)
             except KMS_UNUSABLE:
                 raise
             except Ags1Error as error:

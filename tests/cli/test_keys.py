@@ -707,6 +707,94 @@ def test_rewrapping_moves_sidecars_to_another_key(home: Path) -> None:
     )
 
 
+ESCROW = ("--to-kms", "local", "--to-kms-property", "kms.local.keyring=escrow.json")
+
+
+def test_a_team_s_key_and_an_escrow_key_open_a_file(home: Path) -> None:
+    make_tree(home / "in")
+    succeed("encrypt", "in", "-o", "sealed")
+    succeed("key", "create", "escrow", "--keyring", "escrow.json")
+    sidecar = home / "sealed" / "x.avro.ags1.keys"
+    before = json.loads(sidecar.read_bytes())
+    fail(5, "verify", "sealed/x.avro.ags1", "--keyring", "escrow.json")
+    add = ("key", "rewrap", "sealed", "--add-key", "escrow", *ESCROW)
+    assert ": wrapped also under escrow (dry run" in succeed(*add, "--dry-run").stdout
+    assert json.loads(sidecar.read_bytes()) == before
+    succeed(*add)
+    after = json.loads(sidecar.read_bytes())
+    # Whoever does not know the new entry finds all others as they were.
+    assert after["encryption-keys"][:2] == before["encryption-keys"]
+    assert after["key-id"] == before["key-id"]
+    (copy,) = after["encryption-keys"][2:]
+    assert copy["properties"] == {
+        "ags1.copy-of": before["encryption-keys"][0]["key-id"],
+        "KEY_TIMESTAMP": before["encryption-keys"][0]["properties"]["KEY_TIMESTAMP"],
+    }
+    assert succeed(*add).stdout.count("is already wrapped also under escrow") == 4
+    assert json.loads(sidecar.read_bytes()) == after
+    for keyring in (
+        (),
+        ("--keyring", "escrow.json"),
+        ("--keyring", "escrow.json", "--key", "escrow"),
+    ):
+        assert succeed("verify", "sealed", *keyring).stdout.count(": OK") == 4
+    wrong = ("--keyring", "escrow.json", "--key", "default")
+    assert "'default'" in fail(5, "verify", "sealed/x.avro.ags1", *wrong)
+    keys = json.loads(succeed("inspect", "sealed/x.avro.ags1", "--json").stdout)["keys"]
+    assert [key["master_key_id"] for key in keys] == ["default", "escrow"]
+    assert "cannot be used together" in fail(2, *add, "--to-key", "new")
+
+
+def test_the_key_that_opens_has_to_be_trusted(home: Path) -> None:
+    """Whatever else wraps the file's key."""
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    for name in ("escrow", "other"):
+        succeed("keygen", "--name", name)
+    succeed("key", "rewrap", "a.ags1.keys", "--add-key", "escrow")
+    for trusted in ("default", "escrow"):
+        succeed("verify", "a.ags1", "--key", trusted)
+    assert "not among" in fail(5, "verify", "a.ags1", "--key", "other")
+    assert "not among" in fail(
+        5, "key", "rewrap", "a.ags1.keys", "--add-key", "other", "--key", "other"
+    )
+
+
+def test_the_key_that_is_left_brings_files_to_a_new_one(home: Path) -> None:
+    make_tree(home / "in")
+    succeed("encrypt", "in", "-o", "sealed")
+    succeed("key", "create", "escrow", "--keyring", "escrow.json")
+    succeed("key", "rewrap", "sealed", "--add-key", "escrow", *ESCROW)
+    (Path(os.environ["XDG_CONFIG_HOME"]) / "ags1" / "keyring.json").unlink()
+    succeed("keygen", "--keyring", "new.json", "--name", "new")
+    new = ("--to-kms", "local", "--to-kms-property", "kms.local.keyring=new.json")
+    succeed("key", "rewrap", "sealed", "--keyring", "escrow.json", *new, "--to-key", "new")
+    for keyring in ("new.json", "escrow.json"):
+        assert succeed("verify", "sealed", "--keyring", keyring).stdout.count(": OK") == 4
+    # A file that is encrypted again has one master key.
+    succeed("encrypt", "in", "-o", "sealed", "--force", "--keyring", "new.json", "--key", "new")
+    fail(5, "verify", "sealed/x.avro.ags1", "--keyring", "escrow.json")
+
+
+def test_a_copy_of_another_kek_opens_nothing(home: Path) -> None:
+    succeed("key", "create", "escrow", "--keyring", "escrow.json")
+    for name in ("a", "b"):  # each run has a KEK of its own
+        (home / name).write_bytes(TEXT)
+        succeed("encrypt", name)
+    succeed("key", "rewrap", "a.ags1.keys", "b.ags1.keys", "--add-key", "escrow", *ESCROW)
+    one, other = (json.loads((home / f"{name}.ags1.keys").read_bytes()) for name in "ab")
+    kek_id = one["encryption-keys"][2]["properties"]["ags1.copy-of"]
+    moved = other["encryption-keys"][2]
+    moved["properties"]["ags1.copy-of"] = kek_id
+    one["encryption-keys"][2] = moved
+    (home / "a.ags1.keys").write_text(json.dumps(one))
+    assert "does not verify" in fail(7, "verify", "a.ags1", "--keyring", "escrow.json")
+    succeed("verify", "a.ags1")
+    moved["properties"]["KEY_TIMESTAMP"] = "1"
+    (home / "a.ags1.keys").write_text(json.dumps(one))
+    fail(7, "verify", "a.ags1", "--keyring", "escrow.json")
+
+
 def test_an_encrypted_file_is_not_called_a_damaged_sidecar(home: Path) -> None:
     for size in (3, 3 << 20):
         (home / "a").write_bytes(bytes(size))

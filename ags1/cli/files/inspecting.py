@@ -86,9 +86,9 @@ def as_text(result: dict[str, Any]) -> str:
 def _keys(sidecar: Sidecar) -> list[dict[str, Any]]:
     keys = []
     for wrapped in sidecar.file_keys:
-        kek = sidecar.kek_entry(wrapped)
-        facts = {"master_key_id": kek.encrypted_by_id, "kek_timestamp": kek.timestamp}
-        keys.append({"key_id": wrapped.key_id, "kek_id": kek.key_id, **facts})
+        for kek in sidecar.same_kek(sidecar.kek_entry(wrapped).key_id):
+            facts = {"master_key_id": kek.encrypted_by_id, "kek_timestamp": kek.timestamp}
+            keys.append({"key_id": wrapped.key_id, "kek_id": kek.key_id, **facts})
     return keys
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -217,6 +217,12 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> None:
 @options.kms
 @options.trusted_keys
 @options.target
+@click.option(
+    "--add-key",
+    metavar="NAME",
+    help="Wrap under this master key too. The keys that wrap now stay, and each of them opens the "
+    "files. --to-kms says which KMS has it, if it is another one.",
+)
 @flag("--dry-run", help="Do everything, but write no sidecar.")
 @no_fsync
 @output
@@ -225,6 +231,7 @@ def rewrap(
     kms: KmsOptions,
     keys: tuple[str, ...],
     target: NewMasterKey,
+    add_key: str | None,
     dry_run: bool,
     no_fsync: bool,
     out: Output,
@@ -232,9 +239,11 @@ def rewrap(
     """Wrap the keys in sidecars again. The encrypted files do not change.
 
     The keys are wrapped under another master key (--to-key), which may be in another KMS
-    (--to-kms), or without options under the newest version of their own master key. A folder stands
-    for all *.ags1.keys in it and below it. --kms and --key say how the sidecars are opened now. The
-    other KMS takes its settings from the environment and the configuration if these are for it.
+    (--to-kms), or without options under the newest version of their own master key. With --add-key,
+    one more master key opens the files, for example an escrow key; a later --to-key leaves it. A
+    folder stands for all *.ags1.keys in it and below it. --kms and --key say how the sidecars are
+    opened now. The other KMS takes its settings from the environment and the configuration if these
+    are for it.
 
     A sidecar is replaced in one step, after the new one has been unwrapped as a check. An
     interrupted run can be repeated; it skips sidecars that are under --to-key already. Do not
@@ -245,6 +254,7 @@ def rewrap(
     Examples:
       ags1 key rewrap sealed                     newest version of each one's key
       ags1 key rewrap sealed --to-key new        another key of the same KMS
+      ags1 key rewrap sealed --add-key escrow    one more key that opens the files
       ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
       ags1 key rewrap sealed --kms aws --key $OLD --to-key $NEW --dry-run
     """
@@ -256,15 +266,20 @@ def rewrap(
     from ..report import shortened
     from ..results import line_of
     from .rewrapping import Rewrapping
+    from .rewrapping import add_key as wrap_too
     from .rewrapping import rewrap as wrap_again
 
+    if add_key is not None:
+        if target.to_key is not None:
+            raise click.UsageError("--add-key and --to-key cannot be used together")
+        target = replace(target, to_key=add_key)
     other = target_of(target)
     plan = plan_rewrapping(sources)
     settings = settings_of(kms)
     source = connect(settings)
     wrapping = source if other is None else connect(other)
     trusted = accepted_key_ids_of(settings, source, keys)
-    if trusted is not None and target.to_key is not None and other is None:
+    if trusted is not None and target.to_key is not None and other is None and add_key is None:
         trusted |= {target.to_key}  # an interrupted run has put sidecars under it
     if plan.jobs and target.to_key is not None:
         # A key that cannot be used is one failure of the run.
@@ -279,8 +294,9 @@ def rewrap(
     )
 
     def work(job: Job, report: Report) -> None:
-        done = wrap_again(job.source, how)
+        done = (wrap_again if add_key is None else wrap_too)(job.source, how)
         what = "wrapped" if done["changed"] else "is already wrapped"
+        what += "" if add_key is None else " also"
         shown = {**done, "master_key_id": shortened(done["master_key_id"])}
         line = line_of(shown, "file", [f"{what} under {{master_key_id}}"])
         report.succeeded(done, line)

@@ -1,9 +1,10 @@
-"""Wrapping a sidecar's KEKs again: under another master key, or another version of their own. The
-KEKs do not change, and neither do the file keys and the encrypted files. A sidecar is replaced in
-one step, after the new one has been unwrapped as a check."""
+"""Wrapping a sidecar's KEKs again: under another master key, or another version of their own, or
+under one more. The KEKs do not change, and neither do the file keys and the encrypted files. A
+sidecar is replaced in one step, after the new one has been unwrapped as a check."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     """Change a sidecar; return what was done. A dry run does all but the writing. Raises
     KeyMetadataError, KmsError, OSError."""
     before = find_sidecar(sidecar_file)
-    master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.kek_entries})
+    master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.own_kek_entries})
     if not master_key_ids:
         said = "the sidecar is damaged: no master key wraps its keys. Restore it from a backup"
         raise KeyMetadataError(said, file=sidecar_file)
@@ -43,7 +44,7 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
         raise KeyMetadataError(f"{said}: name one with --to-key", file=sidecar_file)
     if wanted is None:
         # Whoever wrote the sidecar chose this name. It may be that of their own key.
-        how.keychain.check_trust(before.kek_entries[0])
+        how.keychain.check_trust(before.own_kek_entries[0])
         wanted = master_key_ids[0]
     result = {
         "file": sidecar_file,
@@ -58,6 +59,33 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
     # A KEK that can be unwrapped may still be the wrong one for the keys in this sidecar.
     _open_all(sidecar_file, after, wanted, how)
+    _replace(sidecar_file, before, after, how)
+    return {**result, "changed": True}
+
+
+def add_key(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
+    """Wrap a sidecar's KEKs under one more master key; return what was done. A dry run does all but
+    the writing. Raises as ``rewrap``."""
+    before = find_sidecar(sidecar_file)
+    added = how.master_key_id
+    assert added is not None
+    result = {
+        "file": sidecar_file,
+        "master_key_id": added,
+        "changed": False,
+        "dry_run": how.dry_run,
+    }
+    present = [entry for entry in before.kek_entries if entry.encrypted_by_id == added]
+    if len(present) == len(before.own_kek_entries) and _unwrap(present, added, how):
+        _open_all(sidecar_file, before, added, how)
+        return result
+    after = how.keychain.add_key(sidecar_file, added, how.other_kms)
+    _open_all(sidecar_file, after, added, how)
+    _replace(sidecar_file, before, after, how)
+    return {**result, "changed": True}
+
+
+def _replace(sidecar_file: str, before: Sidecar, after: Sidecar, how: Rewrapping) -> None:
     with locked(sidecar_file):
         # If another process has replaced the file meanwhile, the sidecar has the new file's keys.
         if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
@@ -65,11 +93,12 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
             raise KeyMetadataError(said, file=sidecar_file)
         if not how.dry_run:
             write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
-    return {**result, "changed": True}
 
 
 def _open_all(sidecar_file: str, sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> None:
     def unwrap(entry: EncryptedKey) -> KeyEncryptionKey:
+        if entry.encrypted_by_id != master_key_id:
+            raise KeyMetadataError(f"{master_key_id!r} does not wrap its keys")
         return how.target_keks.unwrap(entry, master_key_id)
 
     try:
@@ -84,10 +113,16 @@ def _is_already_under(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> 
     """Whether an earlier run has wrapped the KEKs under this master key. The KMS is asked, because
     the old master key may be destroyed next. The sidecar alone may be wrong, and two KMSs may have
     a key of the same name."""
-    if any(entry.encrypted_by_id != master_key_id for entry in sidecar.kek_entries):
+    entries = sidecar.own_kek_entries
+    if any(entry.encrypted_by_id != master_key_id for entry in entries):
         return False
+    return _unwrap(entries, master_key_id, how)
+
+
+def _unwrap(entries: Iterable[EncryptedKey], master_key_id: str, how: Rewrapping) -> bool:
+    """Whether the KMS unwraps these entries by a master key."""
     try:
-        for entry in sidecar.kek_entries:
+        for entry in entries:
             how.target_keks.unwrap(entry, master_key_id)
     except (KmsUnwrapError, KmsKeyNotFoundError):
         return False

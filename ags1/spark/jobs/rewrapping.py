@@ -137,7 +137,7 @@ class _Rewrapping:
     def _rewrapped(self, document: str, made: _Made) -> _Rewrapped:
         sidecar = Sidecar.from_bytes(document.encode())
         keks = {}
-        for entry in sidecar.kek_entries:
+        for entry in sidecar.own_kek_entries:
             known = (entry.key_id, entry.encrypted_key_metadata, entry.encrypted_by_id)
             if known not in made:
                 made[known] = self._rewrap(entry)
