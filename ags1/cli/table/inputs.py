@@ -204,8 +204,8 @@ def _json_lines(source: Input, file: _Counted) -> _Opened:
 def _avro(source: Input, file: _Counted) -> _Opened:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    from ...iceberg.formats.avro import AvroFile
-    from ...iceberg.formats.avro_schema import iceberg_schema_of_avro
+    from ...avro.files import AvroFile
+    from ...avro.schema import iceberg_schema_of_avro
 
     source.need_file()
     avro = AvroFile(file)

@@ -19,8 +19,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 
-from ..formats._avro_decoder import CheckedDecoder
-from ..formats.avro_container import Container
+from ...avro._decoder import CheckedDecoder
+from ...avro.container import Container
 
 __all__ = [
     "DATA_FILE",

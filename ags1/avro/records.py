@@ -13,8 +13,8 @@ from typing import Any
 from pyiceberg import types
 from pyiceberg.utils.decimal import decimal_required_bytes
 
-from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, long, prefixed, string
-from .avro_schema import avro_schema
+from .container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, long, prefixed, string
+from .schema import avro_schema
 
 _Encode = Callable[[Any], bytes]
 

@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 
 import array
 
-from ...errors import FormatError
+from ..errors import FormatError
 
 cdef array.array LONGS = array.array("q")
 
