@@ -5,6 +5,7 @@
 Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasses of them.
 """
 
+from ..avro.variants import VariantType
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted
@@ -25,7 +26,6 @@ from .read.ray_source import read_ray
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
-from .spec.column_types import VariantType
 from .storage.table_files import TableFiles
 from .table import EncryptedTable, open_table
 from .transaction import EncryptedTransaction

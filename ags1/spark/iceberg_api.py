@@ -7,10 +7,6 @@ module is imported only for tables and Avro files, because PyIceberg is optional
 from __future__ import annotations
 
 from ..iceberg.catalog import EncryptedCatalog, PlainTableWarning, load_catalog
-from ..iceberg.formats.avro import AvroFile
-from ..iceberg.formats.avro_container import AvroCodec
-from ..iceberg.formats.avro_schema import iceberg_schema_of_avro
-from ..iceberg.formats.avro_writer import AvroFileWriter
 from ..iceberg.operations.catalog_jobs import MigrationResult, migrate
 from ..iceberg.operations.meter import Progress
 from ..iceberg.operations.rekey import Rekeyed
@@ -18,7 +14,6 @@ from ..iceberg.operations.verify import verify_table
 from ..iceberg.operations.verify.checks import Check, CheckKind, FileChecker, Outcome, Tick
 from ..iceberg.operations.verify.findings import TableVerification
 from ..iceberg.operations.verify.progress import EstimatedProgress
-from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
 from ..iceberg.pyiceberg.expressions import BooleanRewriter
 from ..iceberg.read.filters import bound_filter

@@ -9,9 +9,9 @@ import harness
 from fuzz_avro_rows import SHAPES
 
 with harness.instrumented():
+    from ags1.avro.container import CODECS
+    from ags1.avro.files import AvroFile
     from ags1.errors import FormatError, TruncatedError
-    from ags1.iceberg.formats.avro import AvroFile
-    from ags1.iceberg.formats.avro_container import CODECS
 
 SYNC = bytes(range(16))
 # Enough for what is fuzzed, and little enough to be had a million times.

@@ -25,8 +25,8 @@ with harness.instrumented():
         UUIDType,
     )
 
+    from ags1.avro.projection import Projection
     from ags1.errors import FormatError
-    from ags1.iceberg.formats.avro_projection import Projection
 
 
 def record(name, *fields):

@@ -41,8 +41,9 @@ from rest_catalog import Rest
 
 import ags1
 from ags1 import Ags1Error, UnsupportedTypeError
+from ags1.avro.variants import VariantType
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
-from ags1.iceberg.spec.column_types import OpaqueType, VariantType, parse_schema
+from ags1.iceberg.spec.column_types import OpaqueType, parse_schema
 
 Json = dict[str, Any]
 

@@ -17,11 +17,12 @@ from typing import Any
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.io import FileIO
 
+from ...avro.container import AVRO_MAGIC
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..read.records import read_entries
 from ..read.statistics import statistics_of
-from ..spec.constants import AVRO_MAGIC, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
+from ..spec.constants import ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles

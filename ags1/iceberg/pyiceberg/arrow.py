@@ -34,14 +34,8 @@ from pyiceberg.types import (
 from pyiceberg.utils.config import Config
 
 from ...arrow_nested import with_child, without_hidden_nulls
-from ..spec.column_types import (
-    VARIANT,
-    WKB,
-    VariantType,
-    as_bytes,
-    as_stored,
-    extensions,
-)
+from ...avro.variants import VariantType
+from ..spec.column_types import VARIANT, WKB, as_bytes, as_stored, extensions
 
 __all__ = [
     "arrow_schema",

@@ -26,9 +26,9 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 from pyiceberg.utils.decimal import bytes_to_decimal
 
-from ..formats._avro_decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
-from ..formats.avro_container import Container
-from ..formats.avro_schema import layout
+from ...avro._decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
+from ...avro.container import Container
+from ...avro.schema import layout
 
 __all__ = [
     "DATA_FILE",

@@ -21,8 +21,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from ...arrow_layouts import plain_schema
+from ...avro.variants import VariantType
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
-from ..spec.column_types import OpaqueType, VariantType, as_stored, extensions, ids_of, readable
+from ..spec.column_types import OpaqueType, as_stored, extensions, ids_of, readable
 from ..storage.table_files import TableFiles
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
 from .once import Once

@@ -21,10 +21,10 @@ from pyiceberg.table.name_mapping import NameMapping
 
 from ...arrow_layouts import plain_batch
 from ...arrow_nested import with_child
+from ...avro.files import AvroFile, read_avro
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError
 from ...key_metadata import KeyMetadata
 from ...row_groups import row_group_starts
-from ..formats.avro import AvroFile, read_avro
 from ..formats.parquet_modules import check_algorithm
 from ..formats.variants import whole
 from ..spec.column_types import WKB, variant_part_ids

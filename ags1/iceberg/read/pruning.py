@@ -35,9 +35,10 @@ from pyiceberg.manifest import DataFile, ManifestFile, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
+from ...avro.variants import VariantType
 from ..pyiceberg.expressions import value_of_bound
 from ..pyiceberg.records import values_of
-from ..spec.column_types import UNITS_A_DAY, VariantType
+from ..spec.column_types import UNITS_A_DAY
 
 # True: for all rows. False: for no row. None: for some rows, or it is not known.
 Answer: TypeAlias = "bool | None"

@@ -13,16 +13,17 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, model_serializer
+from pydantic import model_serializer
 from pyiceberg import types
 from pyiceberg.conversions import from_json, to_json
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.schema import Schema, index_by_id
 
+from ...avro.types import MAX_AVRO_DEPTH
+from ...avro.variants import VARIANT_PARTS, VariantType
 from ...errors import UnsupportedTypeError
-from .constants import MAX_AVRO_DEPTH
 
 # As Java spells them; PyIceberg reads and writes the parameters in quotes.
 _GEOMETRY = re.compile(r"geometry\(\s*([^'\"(),]+?)\s*\)")
@@ -37,10 +38,9 @@ UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
     types.TimestamptzNanoType: 86_400_000_000_000,
 }
 
-# GeoArrow's name of geometries in Arrow, and Arrow's of variants, with the fields of their storage.
+# GeoArrow's name of geometries in Arrow, and Arrow's of variants.
 WKB = "geoarrow.wkb"
 VARIANT = "arrow.parquet.variant"
-VARIANT_PARTS = ("metadata", "value")
 # Arrow reads the schemas of Parquet files to this depth.
 _MAX_PARQUET_DEPTH = 99
 # An error names at most this number of readable columns.
@@ -78,14 +78,6 @@ class OpaqueType(types.PrimitiveType):
 
     def __getnewargs__(self) -> tuple[str]:
         return self.root
-
-
-class VariantType(types.PrimitiveType):
-    """The type ``variant``: values of any type, as JSON has them. A value is a struct of two binary
-    fields, ``metadata`` and ``value``, in the encoding of Parquet's specification. A filter can
-    only ask whether it is null."""
-
-    root: Literal["variant"] = Field(default="variant")
 
 
 # Defaults of such a column are kept as their JSON.
@@ -333,11 +325,6 @@ def geoarrow_text(kind: types.IcebergType) -> str:
         return ""
     edges = {"edges": kind.algorithm} if isinstance(kind, types.GeographyType) else {}
     return json.dumps({"crs": kind.crs, **edges})
-
-
-def is_stored_variant(kind: types.IcebergType) -> bool:
-    """Return whether ``as_stored`` has made a type from a variant."""
-    return isinstance(kind, types.StructType) and any(f.field_id < 0 for f in kind.fields)
 
 
 def without_uuids(schema: Schema) -> Schema:

@@ -1,6 +1,6 @@
-"""What the specifications fix: how files begin, reserved field ids, names. One limit is our own."""
+"""What the specifications fix: how files begin, reserved field ids, names."""
 
-AVRO_MAGIC, PUFFIN_MAGIC = b"Obj\x01", b"PFA1"
+PUFFIN_MAGIC = b"PFA1"
 PARQUET_MAGIC, ENCRYPTED_PARQUET_MAGIC = b"PAR1", b"PARE"
 ORC_MAGIC = b"ORC"
 
@@ -14,6 +14,3 @@ CHANGE_TYPE_ID, CHANGE_ORDINAL_ID, COMMIT_SNAPSHOT_ID = 2147483543, 2147483542, 
 PATH_FIELD_ID, POSITION_FIELD_ID = 2147483546, 2147483545
 
 MAIN_BRANCH = "main"
-
-# How deeply the types of an Avro data file may be nested, for the reader and for the writer.
-MAX_AVRO_DEPTH = 64

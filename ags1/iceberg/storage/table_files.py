@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 
 from ... import oneshot
+from ...avro.container import AVRO_MAGIC
 from ...errors import (
     Ags1Error,
     FormatError,
@@ -34,7 +35,6 @@ from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ...layout import DEFAULT_BLOCK_SIZE, HEADER_SIZE, MAGIC, build_header
 from ...reader import Reader
-from ..spec.constants import AVRO_MAGIC
 from .locations import is_encodable, local_path, mapped_location
 
 _HEADER = build_header(DEFAULT_BLOCK_SIZE)

@@ -36,10 +36,11 @@ from pyiceberg.types import (
 )
 
 from ...arrow_nested import compacted, with_child
+from ...avro.variants import VARIANT_PARTS, VariantType
 from ...errors import FormatError, UnsupportedTypeError
 from ..formats.variants import whole
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
-from ..spec.column_types import VARIANT_PARTS, WKB, VariantType, geoarrow_text, writable
+from ..spec.column_types import WKB, geoarrow_text, writable
 from ..spec.constants import PARQUET_FIELD_ID
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]"

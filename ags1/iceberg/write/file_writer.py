@@ -22,12 +22,13 @@ from pyarrow.parquet.encryption import create_encryption_properties
 from pyiceberg.table.locations import LocationProvider
 
 from ...arrow_nested import for_parquet
+from ...avro.variants import VariantType
+from ...avro.writer import AvroFileWriter
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
-from ..formats.avro_writer import AvroFileWriter
 from ..formats.parquet_variants import AnnotatedFile
 from ..read.records import DATA, ContentFile
-from ..spec.column_types import VariantType, ids_of
+from ..spec.column_types import ids_of
 from ..storage.output import TableOutput
 from .metrics import MetricsCollector
 from .plan import WritePlan

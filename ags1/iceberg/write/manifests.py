@@ -25,11 +25,11 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
+from ...avro.container import AvroCodec, compact
+from ...avro.records import RecordFile
 from ...errors import NotEncryptedError
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
-from ..formats.avro_container import AvroCodec, compact
-from ..formats.avro_records import RecordFile
 from ..pyiceberg.records import values_of
 from ..read.records import (
     ADDED,

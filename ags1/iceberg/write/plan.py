@@ -15,8 +15,8 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.transforms import VoidTransform
 
+from ...avro.container import AvroCodec
 from ...errors import UnsupportedTypeError
-from ..formats.avro_container import AvroCodec
 from ..spec.column_types import parse_schema, writable
 from .conversion import RowConversion
 from .metrics import measured_columns

@@ -13,7 +13,7 @@ pytest.importorskip("pyiceberg")
 
 from pyiceberg.avro.encoder import BinaryEncoder
 
-from ags1.iceberg.formats._avro_decoder import CheckedDecoder
+from ags1.avro._decoder import CheckedDecoder
 
 BYTES = st.binary(max_size=40)
 VALUES = st.one_of(

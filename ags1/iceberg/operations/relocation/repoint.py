@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_decryption_properties, create_encryption_properties
 
+from ....avro.container import AvroCodec, Container, NewContainer, parse_schema
 from ....key_metadata import KeyMetadata
-from ...formats.avro_container import AvroCodec, Container, NewContainer, parse_schema
 from ...formats.parquet_modules import verify_parquet
 from ...spec.constants import PARQUET_FIELD_ID, PATH_FIELD_ID, POSITION_FIELD_ID, PUFFIN_MAGIC
 

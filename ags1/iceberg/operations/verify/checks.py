@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 from pyiceberg.manifest import FileFormat
 
+from ....avro.container import AVRO_MAGIC
 from ....bulk import verify_file
 from ....errors import Ags1Error, FormatError, NotEncryptedError
 from ....key_metadata import KeyMetadata
@@ -29,13 +30,7 @@ from ....layout import DEFAULT_BLOCK_SIZE, MAGIC
 from ...formats.parquet_modules import WINDOW_SIZE, VerifiedParquet, verify_parquet
 from ...read.deletes import read_deletion_vector
 from ...read.records import ContentFile
-from ...spec.constants import (
-    AVRO_MAGIC,
-    ENCRYPTED_PARQUET_MAGIC,
-    ORC_MAGIC,
-    PARQUET_MAGIC,
-    PUFFIN_MAGIC,
-)
+from ...spec.constants import ENCRYPTED_PARQUET_MAGIC, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from ...storage.byte_meter import ByteMeter
 from ...storage.table_files import TableFiles
 from .findings import SEVERITIES, Finding, finding_of

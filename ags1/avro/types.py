@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ags1.errors import FormatError
+from ..errors import FormatError
 
-from ..spec.constants import MAX_AVRO_DEPTH
-
+# How deeply the types of a file may be nested, for the reader and for the writer.
+MAX_AVRO_DEPTH = 64
 MAX_STEPS = 100_000
 
 _PRIMITIVES = frozenset("null boolean int long float double bytes string".split())

@@ -12,7 +12,7 @@ Most functions are inline, for ``_avro`` alone. Follows Arrow's columnar format.
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcpy, memset
 
-from ._avro_values cimport OK, TOO_MUCH, Status
+from ._values cimport OK, TOO_MUCH, Status
 
 
 cpdef enum Layout:

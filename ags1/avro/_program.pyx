@@ -34,10 +34,10 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from ._avro_columns cimport (
+from ._columns cimport (
     Column, Layout, add, add_blank, add_variable, added, last_offset, put_bit, put_offset, take,
 )
-from ._avro_values cimport (
+from ._values cimport (
     BLOCK_SIZE, CUT, DIGITS, EMPTY_ITEMS, LONG_NUMBER, NEGATIVE, NO_BRANCH, NO_MEMORY, NO_SYMBOL,
     NO_VALUE, NOT_BOOLEAN, NOT_UTF8, OK, RANGE, TOO_MUCH, Input, Status, int128, is_utf8,
     parse_decimal, read_bytes, read_int, read_long, read_size,
@@ -45,7 +45,7 @@ from ._avro_values cimport (
 
 from dataclasses import dataclass
 
-from ...errors import FormatError
+from ..errors import FormatError
 
 
 cpdef enum Step:

@@ -51,14 +51,15 @@ from pyiceberg.types import (
 )
 
 import ags1
+from ags1.avro import container as avro_container
+from ags1.avro import files as avro_files
+from ags1.avro._columns import Layout
+from ags1.avro._program import ColumnLayout, Decoder, Instruction, Step
+from ags1.avro.files import AvroFile, plan_splits, read_avro
+from ags1.avro.schema import iceberg_schema_of_avro
 from ags1.errors import Ags1Error, FormatError, TruncatedError
-from ags1.iceberg.formats import avro, avro_container
-from ags1.iceberg.formats._avro import ColumnLayout, Decoder, Instruction, Step
-from ags1.iceberg.formats._avro_columns import Layout
-from ags1.iceberg.formats.avro import AvroFile, plan_splits, read_avro
-from ags1.iceberg.formats.avro_schema import iceberg_schema_of_avro
 
-JAVA_TABLE = Path(__file__).parents[2] / "tables" / "avro_part"
+JAVA_TABLE = Path(__file__).parents[1] / "tables" / "avro_part"
 JAVA_FILES = sorted(JAVA_TABLE.glob("data/**/*.avro"))
 SYNC = bytes(range(100, 116))
 UTC = dt.timezone.utc
@@ -647,7 +648,7 @@ def test_batches_have_as_many_rows_as_asked_for(batch_size: int, interval: int) 
 
 
 def test_a_batch_of_wide_rows_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "BATCH_SIZE", 100_000)
+    monkeypatch.setattr(avro_files, "BATCH_SIZE", 100_000)
     rows = [{"s": "x" * 1000} for _ in range(300)]
     data = written(record((1, "s", "string")), rows, interval=1 << 20)
     batches = list(read_avro(io.BytesIO(data), Schema(NestedField(1, "s", StringType(), True))))
@@ -770,7 +771,7 @@ def test_no_range_of_bytes_is_no_split(split: tuple[int, int]) -> None:
 def test_threads_keep_the_order(
     source: type[io.BytesIO], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(avro, "_MIN_PIECE_SIZE", 1000)
+    monkeypatch.setattr(avro_files, "_MIN_PIECE_SIZE", 1000)
     data = written(MANY_AVRO, MANY, interval=700)
     rows: list[Any] = []
     file = AvroFile(source(data))
@@ -781,7 +782,7 @@ def test_threads_keep_the_order(
 
 
 def test_threads_hand_on_what_one_of_them_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "_MIN_PIECE_SIZE", 1000)
+    monkeypatch.setattr(avro_files, "_MIN_PIECE_SIZE", 1000)
     data = bytearray(written(MANY_AVRO, MANY, interval=700))
     data[data.rindex(SYNC, 0, len(data) - 1000)] ^= 1
     with pytest.raises(FormatError, match="marker"):
@@ -789,7 +790,7 @@ def test_threads_hand_on_what_one_of_them_raises(monkeypatch: pytest.MonkeyPatch
 
 
 def test_threads_do_not_run_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "_MIN_PIECE_SIZE", 1000)
+    monkeypatch.setattr(avro_files, "_MIN_PIECE_SIZE", 1000)
     monkeypatch.setattr(avro_container, "_CHUNK_SIZE", 500)
     asked: list[int] = []
 
@@ -808,7 +809,7 @@ def test_threads_do_not_run_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_caller_may_stop_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "_MIN_PIECE_SIZE", 1000)
+    monkeypatch.setattr(avro_files, "_MIN_PIECE_SIZE", 1000)
     data = written(MANY_AVRO, MANY, interval=700)
     batches = read_avro(Ranged(data), MANY_TABLE, threads=3, batch_size=10)
     assert next(batches).to_pylist() == MANY[:10]

@@ -20,14 +20,12 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-from ags1.arrow_nested import without_hidden_nulls
-from ags1.errors import FormatError
-
-from ..spec.column_types import is_stored_variant
-from ..spec.constants import MAX_AVRO_DEPTH
-from ._avro import ColumnLayout, Decoder, Instruction, Step
-from ._avro_columns import Layout, Memory
-from .avro_types import MAX_STEPS, AvroTypes, fields_of, has_ids, shown
+from ..arrow_nested import without_hidden_nulls
+from ..errors import FormatError
+from ._columns import Layout, Memory
+from ._program import ColumnLayout, Decoder, Instruction, Step
+from .types import MAX_AVRO_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids, shown
+from .variants import is_stored_variant
 
 _MAX_DECIMAL_DIGITS = 38
 

@@ -13,9 +13,9 @@ from typing import Any
 from pyiceberg import types
 from pyiceberg.utils.decimal import decimal_required_bytes
 
-from ._avro_decoder import Block, EncodedFile
-from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, long, prefixed, string
-from .avro_schema import avro_schema, layout
+from ._decoder import Block, EncodedFile
+from .container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, long, prefixed, string
+from .schema import avro_schema, layout
 
 _Encode = Callable[[Any], bytes]
 

@@ -20,11 +20,10 @@ from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.table.name_mapping import NameMapping, create_mapping_from_schema
 from pyiceberg.utils.decimal import decimal_required_bytes
 
-from ...errors import FormatError
-from ..spec.column_types import VARIANT_PARTS, VariantType
-from ..spec.constants import MAX_AVRO_DEPTH
-from .avro_projection import READABLE, has_zone_of
-from .avro_types import MAX_STEPS, AvroTypes, fields_of, has_ids
+from ..errors import FormatError
+from .projection import READABLE, has_zone_of
+from .types import MAX_AVRO_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids
+from .variants import VARIANT_PARTS, VariantType
 
 
 def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:

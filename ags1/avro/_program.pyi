@@ -4,7 +4,7 @@ from enum import IntEnum
 
 from typing_extensions import Buffer
 
-from ._avro_columns import Layout, Memory
+from ._columns import Layout, Memory
 
 class Step(IntEnum):
     NOTHING = ...

@@ -19,12 +19,12 @@ from pyiceberg import types
 from pyiceberg.schema import Schema
 from pyiceberg.utils.decimal import decimal_required_bytes
 
-from ... import layout
-from ...arrow_nested import with_child
-from ...key_metadata import KeyMetadata
-from ...writer import Writer
-from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, compact, long
-from .avro_schema import avro_schema
+from .. import layout
+from ..arrow_nested import with_child
+from ..key_metadata import KeyMetadata
+from ..writer import Writer
+from .container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, compact, long
+from .schema import avro_schema
 
 _FIRST_BLOCK_ROWS = 100
 _MAX_BLOCK_ROWS = 10_000

@@ -14,7 +14,7 @@ from libc.stdint cimport INT64_MIN, UINT32_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
-from ...errors import FormatError
+from ..errors import FormatError
 
 # A number of 64 bits has at most this many bytes.
 cdef enum:

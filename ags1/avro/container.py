@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ags1.errors import FormatError, TruncatedError
-
-from ..spec.constants import AVRO_MAGIC
-from ._avro_decoder import CheckedDecoder
+from ..errors import FormatError, TruncatedError
+from ._decoder import CheckedDecoder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+AVRO_MAGIC = b"Obj\x01"
 SYNC_SIZE = 16
 
 MAX_BLOCK_SIZE = 256 << 20

@@ -23,10 +23,9 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 
-from ags1.errors import Ags1Error, FormatError, TruncatedError
-
-from .avro_container import MAX_BLOCK_SIZE, Container, Pread, parse_schema
-from .avro_projection import Projection
+from ..errors import Ags1Error, FormatError, TruncatedError
+from .container import MAX_BLOCK_SIZE, Container, Pread, parse_schema
+from .projection import Projection
 
 __all__ = ["AvroFile", "plan_splits", "read_avro"]
 

@@ -3,7 +3,7 @@
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdlib cimport free, realloc
 
-from ._avro_values cimport NO_MEMORY, OK, TOO_MUCH, Status
+from ._values cimport NO_MEMORY, OK, TOO_MUCH, Status
 
 # The largest buffer of a column. Batches end long before that, unless a single row has more.
 cdef size_t MAX_BUFFER_SIZE = <size_t>4 << 30
