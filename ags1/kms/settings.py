@@ -19,7 +19,7 @@ from .. import private_file
 from ..errors import KmsAccessDeniedError, KmsConfigurationError
 from .passphrase import ALLOW_READABLE, check_owner, check_private, mode_remedy
 from .properties import Properties
-from .registry import KMS_IMPL, KMS_TYPE, is_built_in
+from .registry import KMS_IMPL, KMS_TYPE, built_in_type
 
 LOCAL = "local"
 KEYRING = "kms.local.keyring"
@@ -144,7 +144,7 @@ def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
     chosen = options.over(environment.over(file))
     if chosen.kind is None:
         chosen = Layer({KMS_TYPE: LOCAL}).over(chosen)
-    if is_built_in(chosen.properties):
+    if built_in_type(chosen.properties):
         _check_known(chosen.properties)
     key_id = chosen.key_id
     if key_id is None and chosen.kind == LOCAL:

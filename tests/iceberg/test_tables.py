@@ -73,7 +73,7 @@ from ags1 import (
 )
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read.records import read_entries
-from ags1.iceberg.steps import Attempt
+from ags1.iceberg.steps import Attempt, SnapshotStep
 from ags1.iceberg.storage.locations import without_scheme
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import ManifestCache, TableFiles
@@ -1022,6 +1022,77 @@ def test_a_file_that_the_table_has_twice_goes_from_both_places(
     assert ids(again(table)) == [1]
 
 
+def partitioned(catalog: EncryptedCatalog, name: str, **properties: str) -> EncryptedTable:
+    made = catalog.create_table(
+        name, SCHEMA, partition_spec=BY_V, properties=ENCRYPTED | properties
+    )
+    assert isinstance(made, EncryptedTable)
+    return made
+
+
+def list_again(table: EncryptedTable, **changes: Any) -> None:
+    """Have the table list its only data file with ``v = 'a'`` again, with changes."""
+    [task] = table.scan("v = 'a'").plan_files()
+    change = FileChange(added=[task.file.replace(**changes)])
+    transaction = table.transaction()
+    transaction.stage_step(SnapshotStep(transaction.output, lambda _: change, {}, "main"))
+    transaction.commit_transaction()
+
+
+@pytest.mark.parametrize("merged", ["false", "true"])
+@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+def test_a_file_that_is_listed_again_elsewhere_is_found_where_java_finds_it(
+    catalog: EncryptedCatalog, merged: str, mode: str
+) -> None:
+    """Java's ``ManifestFilterManager`` reads the manifests whose summaries may match the filter,
+    and those that may list a partition of the removed files."""
+    least = {"commit.manifest.min-count-to-merge": "2", "write.delete.mode": mode}
+    merging = {"commit.manifest-merge.enabled": merged, **least}
+
+    def listed() -> EncryptedTable:
+        name = f"db.t{len(catalog.list_tables('db'))}"
+        table = partitioned(catalog, name, **merging)
+        table.append(rows(1, 2, v="a"))
+        table.append(rows(9, v="z"))
+        return table
+
+    # In another partition, which the filter may match too: the file goes from both.
+    table = listed()
+    list_again(table, partition=("b",))
+    assert ids(table) == [1, 1, 2, 2, 9]
+    table.delete("id < 5")
+    assert ids(again(table)) == [9]
+    # Some of its rows: they go from both.
+    table = listed()
+    list_again(table, partition=("b",))
+    table.delete("id = 1")
+    assert ids(again(table)) == [2, 2, 9]
+    # In another partition, which the filter excludes. Java leaves it there, but it may find the
+    # file in a manifest that it reads anyway.
+    table = listed()
+    list_again(table, partition=("b",))
+    table.delete("v = 'a'")
+    assert ids(again(table)) == ([9] if merged == "true" else [1, 2, 9])
+    # Under another spec.
+    table = listed()
+    with table.update_spec() as update:
+        update.remove_field("v")
+    list_again(table, partition=(None,), spec_id=table.spec().spec_id)
+    table.delete("v = 'a'")
+    assert ids(again(table)) == [9]
+
+
+def test_a_delete_of_a_partition_reads_its_manifests_alone(catalog: EncryptedCatalog) -> None:
+    table = partitioned(catalog, "db.t", **{"commit.manifest-merge.enabled": "false"})
+    for n, v in enumerate("abcdef"):
+        table.append(rows(n, v=v))
+    lists = {snapshot.manifest_list for snapshot in table.snapshots()}
+    with counted_reads() as reads:
+        again(table).delete("v = 'c'")
+    assert len(reads.keys() - lists) == 1
+    assert ids(again(table)) == [0, 1, 3, 4, 5]
+
+
 def test_statistics_in_the_clear_are_set_on_request_and_reported(table: EncryptedTable) -> None:
     table.append(rows(1))
     snapshot = table.current_snapshot()
@@ -1053,7 +1124,7 @@ def test_a_table_without_a_catalog_is_read_only(table: EncryptedTable) -> None:
 
 def test_a_file_that_is_gone_is_not_removed_twice(table: EncryptedTable) -> None:
     from ags1.iceberg.storage.output import TableOutput
-    from ags1.iceberg.write.snapshot import FileChange, SnapshotProducer
+    from ags1.iceberg.write.snapshot import SnapshotProducer
 
     table.append(rows(1))
     view = table.view()
@@ -1290,6 +1361,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException
 from ags1.iceberg import load_catalog, verify_table
+from ags1.iceberg.write.snapshot import FileChange
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
 keys = dict(pair.split("=", 1) for pair in sys.argv[2:])

@@ -145,10 +145,10 @@ def inherit(entries: Iterable[Any], manifest: Any, first_row_id: int | None) -> 
         file.sequence_number = sequence_number
         fields = file._data
         file._key_bytes, fields[key_at] = fields[key_at], None
-        if first_row_id is not None and fields[row_id_at] is None:
-            if status != ManifestEntryStatus.DELETED:
-                fields[row_id_at] = first_row_id
-                first_row_id += fields[rows_at]
+        is_live = status != ManifestEntryStatus.DELETED
+        if first_row_id is not None and is_live and fields[row_id_at] is None:
+            fields[row_id_at] = first_row_id
+            first_row_id += fields[rows_at]
 
 
 _ROWS = "record_count", "first_row_id"

@@ -54,6 +54,7 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import KeyMetadata, NotEncryptedError
+from ags1.iceberg.formats.avro_container import Container
 from ags1.iceberg.pyiceberg.records import read_avro_records
 from ags1.iceberg.read.records import (
     ADDED,
@@ -836,6 +837,54 @@ def test_manifests_are_rolled_at_their_target_size(
     assert all(size > 60_000 for size in sizes[:-1])
     paths = [e.file.file_path for r in write(entries, 1) for e in entries_of(r, manager)]
     assert paths == [e.file.file_path for e in entries]
+
+
+def blocks_of(record: EncryptedManifest) -> list[bytes]:
+    """The blocks of a manifest as they are stored."""
+    assert record.key_bytes is not None
+    sealed = Path(record.manifest_path.removeprefix("file:")).read_bytes()
+    data = ags1.decrypt(sealed, KeyMetadata.from_bytes(record.key_bytes))
+    container = Container(lambda offset, size: data[offset : offset + size], len(data))
+    return [bytes(stored) for _, stored in container.stored_blocks()]
+
+
+def test_blocks_without_a_change_are_copied_as_they_are_stored(
+    write: Write, manager: EncryptionManager
+) -> None:
+    spec, schema = UNPARTITIONED
+    files = [file_of(manager, number=n, first_row_id=9 * n) for n in range(2000)]
+    new = [added(file) for file in files]
+    first = write(new, spec, schema)
+    # All entries become existing ones, so that no block is as it was.
+    kept = [entry.existing() for entry in entries_of(first, manager)]
+    second = write(kept, spec, schema)
+    assert len(blocks_of(first)) > 9
+    assert not set(blocks_of(second)) & set(blocks_of(first))
+    again = entries_of(second, manager)
+    assert [all_fields(e.file) for e in again] == [all_fields(e.file) for e in kept]
+    assert {(e.status, e.snapshot_id, e.sequence_number) for e in again} == {
+        (EXISTING, SNAPSHOT, 9)
+    }
+
+    # One is deleted, one is left out, and the last ones come in another order.
+    changed = again[:500] + [again[500].deleted(77)] + again[501:900] + again[901:1995]
+    changed += again[:1994:-1]
+    third = write(changed, spec, schema)
+    copied = [block in blocks_of(second) for block in blocks_of(third)]
+    assert copied.count(False) <= 4
+    assert copied.count(True) >= len(blocks_of(second)) - 3
+    header, records = read_back(third)
+    assert [(r["status"], r["data_file"]["file_path"]) for r in records] == [
+        (e.status, e.file.file_path) for e in changed
+    ]
+    assert header.keys() == read_back(second)[0].keys()
+    by_path = {r["data_file"]["file_path"]: r["data_file"] for r in read_back(second)[1]}
+    assert [r["data_file"] for r in records] == [by_path[e.file.file_path] for e in changed]
+
+    # Another codec: the same entries in other blocks.
+    fourth = write(again, spec, schema, codec="zstd")
+    assert read_back(fourth)[1] == read_back(second)[1]
+    assert not set(blocks_of(fourth)) & set(blocks_of(second))
 
 
 def test_an_entry_that_fails_leaves_no_file(
