@@ -40,7 +40,10 @@ FILES = (
 )
 FIRST = ("README.md", ["Files", "Tables"])
 SPARK = ("README.md", ["Files", "Tables", "Spark"])
-KEYRING = ("docs/keys.md", ["A keyring", "Several master keys for one file"])
+KEYRING = (
+    "docs/keys.md",
+    ["A keyring", "An AES key in a file", "Several master keys for one file"],
+)
 AWS = ("docs/keys.md", ["A keyring", "Choosing the KMS"])
 VAULT = ("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])
 MANAGER = ("docs/keys.md", ["In Python"])
