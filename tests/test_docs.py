@@ -48,7 +48,15 @@ FILES: Story = [
 FIRST: Story = [("README.md", ["", "Files", "Tables"])]
 SPARK: Story = [("README.md", ["", "Files", "Tables", "Spark"])]
 KEYRING: Story = [
-    ("docs/keys.md", ["A keyring", "The key of one message", "Several master keys for one file"])
+    (
+        "docs/keys.md",
+        [
+            "A keyring",
+            "An AES key in a file",
+            "Several master keys for one file",
+            "The key of one message",
+        ],
+    )
 ]
 AWS: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS"])]
 VAULT: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])]

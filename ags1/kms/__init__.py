@@ -4,6 +4,7 @@ keyring file as the default. Read in this order::
     client                     the protocol, and what the clients of services share
     aws  azure  gcp  vault     the services
     local, keyring             the keyring file; passphrase protects it
+    key_file                   one AES key in a file
     memory                     for tests, like Java's
     registry                   makes the client that properties name
     adapter                    a client that was written for PyIceberg, used as ours

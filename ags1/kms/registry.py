@@ -26,6 +26,7 @@ ENTRY_POINT_GROUP = "ags1.kms"
 
 _BUILT_IN = {
     "local": "ags1.kms.local:LocalKms",
+    "file": "ags1.kms.key_file:KeyFileKms",
     "memory": "ags1.kms.memory:MemoryKms",
     "aws": "ags1.kms.aws:AwsKms",
     "vault": "ags1.kms.vault:VaultKms",

@@ -24,7 +24,10 @@ from .registry import KMS_IMPL, KMS_TYPE, built_in_type
 LOCAL = "local"
 KEYRING = "kms.local.keyring"
 PASSPHRASE_FILE = "kms.local.passphrase-file"
-DEFAULT_LOCAL_KEY = "default"
+FILE = "file"
+KEY_FILE = "kms.file.path"
+# The master key of a KMS of one user, if none is named.
+_DEFAULT_KEYS = {LOCAL: "default", FILE: "key-file"}
 # What the names of a KMS's properties begin with.
 PROPERTY_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
 
@@ -33,6 +36,7 @@ _KEY_VARIABLE = f"{_PREFIX}KEY"
 _NAMES = {"TYPE": KMS_TYPE, "IMPL": KMS_IMPL}
 # The properties that a built-in client reads, and what the names of others begin with.
 _KNOWN = (
+    KEY_FILE,
     *(
         KMS_TYPE,
         KMS_IMPL,
@@ -112,7 +116,7 @@ class Settings:
         users, such as Spark's executors, have homes of their own."""
         paths = {
             name: os.path.expanduser(path)
-            for name in (KEYRING, PASSPHRASE_FILE)
+            for name in (KEYRING, PASSPHRASE_FILE, KEY_FILE)
             if (path := self.properties.get(name))
         }
         return Settings({**self.properties, **paths}, self.key_id)
@@ -147,8 +151,8 @@ def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
     if built_in_type(chosen.properties):
         _check_known(chosen.properties)
     key_id = chosen.key_id
-    if key_id is None and chosen.kind == LOCAL:
-        key_id = DEFAULT_LOCAL_KEY
+    if key_id is None:
+        key_id = _DEFAULT_KEYS.get(chosen.kind or "")
     return Settings(chosen.properties, key_id)
 
 

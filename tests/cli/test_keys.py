@@ -6,8 +6,10 @@ import base64
 import contextlib
 import fcntl
 import functools
+import hmac
 import json
 import os
+import pickle
 import pty
 import re
 import select
@@ -25,11 +27,12 @@ import pytest
 from conftest import python_environment
 from kms_contract import spellings
 
+from ags1._messages import seal
 from ags1.cli.exits import Exit
 from ags1.cli.keys.rewrapping import Rewrapping
 from ags1.cli.keys.rewrapping import rewrap as wrap_anew
 from ags1.cli.kms.plugins import PluginError, guarded
-from ags1.errors import KmsError
+from ags1.errors import KmsError, KmsUnwrapError
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.cache import KekCache
 from ags1.kms import LocalKms, create_key
@@ -672,6 +675,74 @@ def test_a_tilde_is_the_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch)
     succeed("key", "create", "d")
     assert {"k.json", "other.json"} <= set(names(home / "me"))
     assert not (home / "~").exists()
+
+
+# -- a key file
+
+
+@pytest.mark.parametrize("size", [16, 24, 32])
+@pytest.mark.parametrize("form", ["bytes", "hex"])
+def test_an_aes_key_in_a_file(home: Path, size: int, form: str) -> None:
+    key = os.urandom(size)
+    (home / "team.key").write_bytes(key if form == "bytes" else key.hex().encode() + b"\n")
+    (home / "team.key").chmod(0o600)
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a", "--key-file", "team.key")
+    assert master_key_of(home / "a.ags1.keys") == "key-file"
+    assert succeed("cat", "a.ags1", "--key-file", "team.key").stdout_bytes == TEXT
+    succeed("verify", "a.ags1", "--kms", "file", "--kms-property", "kms.file.path=team.key")
+    for data in (key, hmac.digest(key, b"", "sha256")):
+        sidecar = (home / "a.ags1.keys").read_bytes()
+        assert data not in sidecar
+        assert data.hex().encode() not in sidecar
+
+
+def test_a_key_file_that_cannot_be_used(home: Path) -> None:
+    (home / "a").write_bytes(TEXT)
+    file = home / "team.key"
+    assert "there is no key file" in fail(5, "encrypt", "a", "--key-file", "team.key")
+    file.write_bytes(os.urandom(31))
+    file.chmod(0o600)
+    assert "no AES key" in fail(5, "encrypt", "a", "--key-file", "team.key")
+    secret = os.urandom(32)
+    file.write_bytes(secret)
+    file.chmod(0o644)
+    said = fail(5, "encrypt", "a", "--key-file", "team.key")
+    assert "team.key" in said
+    assert not (home / "a.ags1").exists()
+    file.chmod(0o600)
+    succeed("encrypt", "a", "--key-file", "team.key")
+    file.write_bytes(os.urandom(32))
+    said = fail(5, "verify", "a.ags1", "--key-file", "team.key")
+    assert "does not open the wrapped key" in said
+    file.write_bytes(secret)
+    succeed("verify", "a.ags1", "--key-file", "team.key")
+    # Two kinds of KMS open one file.
+    succeed("keygen", "--name", "ring")
+    add = ("--to-kms", "local", "--add-key", "ring")
+    succeed("key", "rewrap", "a.ags1.keys", "--key-file", "team.key", *add)
+    succeed("verify", "a.ags1")
+    succeed("verify", "a.ags1", "--key-file", "team.key")
+    for wrong in (["--keyring", "k.json"], ["--kms", "aws"]):
+        fail(2, "encrypt", "a", "--key-file", "team.key", *wrong)
+
+
+def test_a_key_file_s_client_shows_no_key(home: Path) -> None:
+    from ags1.kms.key_file import KeyFileKms
+
+    secret = os.urandom(32)
+    (home / "k").write_bytes(secret)
+    (home / "k").chmod(0o600)
+    kms = KeyFileKms({"kms.file.path": "k"})
+    wrapped = kms.wrap_key(b"a key of 16 byte", "any")
+    other = pickle.loads(pickle.dumps(kms))
+    assert other.unwrap_key(wrapped, "any") == b"a key of 16 byte"
+    for text in (repr(kms), repr(vars(kms)), pickle.dumps(kms).hex()):
+        assert secret.hex() not in text
+        assert repr(secret) not in text
+    # What the key itself has encrypted is no wrapped key.
+    with pytest.raises(KmsUnwrapError):
+        kms.unwrap_key(seal(secret, b"a key of 16 byte", b"ags1 key file"), "any")
 
 
 # -- rewrap

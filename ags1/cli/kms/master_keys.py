@@ -15,12 +15,21 @@ from ...errors import KmsAccessDeniedError
 from ...keys.keychain import Keychain
 from ...kms import KmsClient, LocalKms, default_keyring_path, from_properties, settings
 from ...kms.client import accepts_foreign_keys
+from ...kms.key_file import KeyFileKms
 from ...kms.local import check_names
 from ...kms.passphrase import ALLOW_READABLE
 from ...kms.properties import Properties
 from ...kms.registry import KMS_IMPL, KMS_TYPE, built_in_type, check_type
 from ...kms.secret import discreet
-from ...kms.settings import KEYRING, LOCAL, PASSPHRASE_FILE, Layer, Settings
+from ...kms.settings import (
+    FILE,
+    KEY_FILE,
+    KEYRING,
+    LOCAL,
+    PASSPHRASE_FILE,
+    Layer,
+    Settings,
+)
 from ..console import print_error
 from ..exits import one_line
 from .options import KmsOptions, NewMasterKey
@@ -37,14 +46,20 @@ def settings_of(options: KmsOptions) -> Settings:
             warned.add(variable)
             hint = f"did you mean {near}?" if near else "'ags1 --help' says how they are named"
             print_error(f"the environment variable {variable} is unknown and ignored: {hint}")
-    given = layer_of_options(options.kms_type, options.kms_properties, options.keyring)
+    given = layer_of_options(
+        options.kms_type, options.kms_properties, options.keyring, options.key_file
+    )
     return settings.of_process(given).of_this_user()
 
 
 def layer_of_options(
-    kms_type: str | None, properties: Sequence[tuple[str, str]], keyring: str | None
+    kms_type: str | None,
+    properties: Sequence[tuple[str, str]],
+    keyring: str | None,
+    key_file: str | None = None,
 ) -> Layer:
-    """Return what ``--kms``, ``--kms-property`` and ``--keyring`` say. Raises click.UsageError."""
+    """Return what ``--kms``, ``--kms-property``, ``--keyring`` and ``--key-file`` say. Raises
+    click.UsageError."""
     given: dict[str, str] = {}
     for name, value in properties:
         if name in given:
@@ -54,14 +69,19 @@ def layer_of_options(
         if given.get(KMS_TYPE, kms_type) != kms_type or KMS_IMPL in given:
             raise click.UsageError("--kms and --kms-property name two KMSs: name one")
         given[KMS_TYPE] = kms_type
-    if keyring is not None:
+    for option, path, wanted, name in (
+        ("--keyring", keyring, LOCAL, KEYRING),
+        ("--key-file", key_file, FILE, KEY_FILE),
+    ):
+        if path is None:
+            continue
         kind = Layer(given).kind
-        if kind not in (None, LOCAL):
-            said = f"--keyring is for --kms local, not for {kind}: leave one of the two out"
+        if kind not in (None, wanted):
+            said = f"{option} is for --kms {wanted}, not for {kind}: leave one of the two out"
             raise click.UsageError(said)
-        if given.get(KEYRING, keyring) != keyring:
-            raise click.UsageError("--keyring and --kms-property name two keyrings: name one")
-        given[KMS_TYPE], given[KEYRING] = LOCAL, keyring
+        if given.get(name, path) != path:
+            raise click.UsageError(f"{option} and --kms-property name two files: name one")
+        given[KMS_TYPE], given[name] = wanted, path
     return Layer(given)
 
 
@@ -86,6 +106,8 @@ def connect(chosen: Settings) -> KmsClient:
     if isinstance(kms, LocalKms):
         # A keyring that cannot be used is one failure of the run, not one of every file.
         kms.names()
+    elif isinstance(kms, KeyFileKms):
+        kms.check()
     return kms
 
 

@@ -12,11 +12,12 @@ from ..options import PATH, Pair, flag, grouped
 
 @dataclass(frozen=True, slots=True)
 class KmsOptions:
-    """What ``--kms``, ``--kms-property`` and ``--keyring`` say."""
+    """What ``--kms``, ``--kms-property``, ``--keyring`` and ``--key-file`` say."""
 
     kms_type: str | None = None
     kms_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     keyring: str | None = None
+    key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,13 @@ keyring = click.option(
     help="The keyring with the master keys.  [default: $AGS1_KEYRING, or ags1/keyring.json in "
     "$XDG_CONFIG_HOME or ~/.config]",
 )
+_key_file = click.option(
+    "--key-file",
+    type=PATH,
+    metavar="FILE",
+    help="Instead of a KMS, use the AES key in this file (mode 0600): 16, 24 or 32 bytes, or twice "
+    "as many hexadecimal digits. The same as --kms file.",
+)
 new_passphrase = flag(
     "--passphrase",
     help="Protect the new keyring with a passphrase: the one in the settings "
@@ -78,8 +86,8 @@ _kms_type = click.option(
     "kms_type",
     type=KMS_TYPE,
     metavar="TYPE",
-    help="The KMS with the master keys: local (a keyring), aws, gcp, azure, vault, memory, or a "
-    "plug-in's.  [default: $AGS1_KMS_TYPE, the configuration's type, or local]",
+    help="The KMS with the master keys: local (a keyring), file (--key-file), aws, gcp, azure, "
+    "vault, memory, or a plug-in's.  [default: $AGS1_KMS_TYPE, the configuration's type, or local]",
 )
 _kms_property = click.option(
     "--kms-property",
@@ -124,5 +132,5 @@ _TARGET = (
 )
 
 
-kms = grouped("kms", KmsOptions, _kms_type, _kms_property, keyring)
+kms = grouped("kms", KmsOptions, _kms_type, _kms_property, keyring, _key_file)
 target = grouped("target", NewMasterKey, *_TARGET)

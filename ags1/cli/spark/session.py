@@ -82,16 +82,16 @@ def kms_config(settings: Settings) -> KmsConfig:
     """Return the KMS of the settings in the form that is sent to executors. Raises
     KmsConfigurationError if a setting is a secret."""
     from ...kms import default_keyring_path
-    from ...kms.settings import KEYRING, PASSPHRASE_FILE
+    from ...kms.settings import KEY_FILE, KEYRING, PASSPHRASE_FILE
     from ...spark.keys import KmsConfig
 
     properties = dict(settings.properties)
     if settings.is_local:
-        # An executor has another working directory, and may have another home.
         properties.setdefault(KEYRING, default_keyring_path())
-        for name in (KEYRING, PASSPHRASE_FILE):
-            if name in properties:
-                properties[name] = os.path.abspath(properties[name])
+    # An executor has another working directory, and may have another home.
+    for name in (KEYRING, PASSPHRASE_FILE, KEY_FILE):
+        if name in properties:
+            properties[name] = os.path.abspath(properties[name])
     return KmsConfig(properties)
 
 

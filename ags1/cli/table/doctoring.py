@@ -111,6 +111,8 @@ def command_line(where: TableOptions, remedy: Remedy) -> str:
         words += ["--kms", where.kms.kms_type]
     if where.kms.keyring is not None:
         words += ["--keyring", where.kms.keyring]
+    if where.kms.key_file is not None:
+        words += ["--key-file", where.kms.key_file]
     key_id = where.key_id or ("KEY" if remedy.command == "migrate" else None)
     if key_id is not None:
         words += ["--key", key_id]
