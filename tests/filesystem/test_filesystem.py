@@ -235,9 +235,26 @@ def test_another_users_key_is_refused(tmp_path: Path, local: Ags1FileSystem) -> 
     with pytest.raises(Ags1Error) as raised:
         Ags1FileSystem(fs=LocalFileSystem(), keyring=other).cat_file(f"{tmp_path}/x")
     assert raised.value.file == f"{tmp_path}/x.ags1.keys"
-    strict = Ags1FileSystem(fs=LocalFileSystem(), trusted_keys=["another"])
-    with pytest.raises(KeyMetadataError, match="not among those to trust"):
-        strict.cat_file(f"{tmp_path}/x")
+    # As the option --key of the command line.
+    for options in ({"trusted_keys": ["another"]}, {"key": "another"}):
+        strict = Ags1FileSystem(fs=LocalFileSystem(), **options)
+        with pytest.raises(KeyMetadataError, match="not among those to trust"):
+            strict.cat_file(f"{tmp_path}/x")
+    both = Ags1FileSystem(fs=LocalFileSystem(), key="another", trusted_keys=["default"])
+    assert both.cat_file(f"{tmp_path}/x") == b"content"
+    with pytest.raises(ValueError, match="did you mean 'trusted_keys'"):
+        Ags1FileSystem(fs=LocalFileSystem(), **{"trusted-keys": ["default"]})
+
+
+def test_a_path_without_a_protocol_is_a_local_file(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    path = f"{tmp_path}/x.csv"
+    with fsspec.open(f"ags1::{path}", "wt") as out:
+        out.write("id\n1\n")
+    assert (tmp_path / "x.csv.ags1").exists()
+    assert Ags1FileSystem().cat_file(path) == b"id\n1\n"
+    # pandas takes only text with :// for a URL.
+    assert pandas.read_csv(f"ags1://{path}").to_dict("list") == {"id": [1]}
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,24 @@ class TestBeforeSpark:
             assert (status, failure["file"], summary["failed"]) == (Exit.IO, str(source), 1)
         assert not places.target.exists()
 
+    def test_patterns_that_match_nothing(self, places: Places, run: Any) -> None:
+        """A nightly job must notice."""
+        places.write("a")
+        command = ("encrypt", places.source, places.target, "--include", "*.zip")
+        status, [summary] = run(*command)
+        assert (status, summary["ok"], summary["done"]) == (Exit.NO_FILES, False, 0)
+        status, [summary] = run(*command, "--allow-empty")
+        assert (status, summary["ok"]) == (Exit.OK, True)
+        status, [summary] = run(*command, "--dry-run")
+        assert (status, summary["to_do"]) == (Exit.NO_FILES, 0)
+
+    def test_a_ledger_in_hdfs_without_hadoop(self, places: Places, run: Any) -> None:
+        places.write("a")
+        pair = places.source, places.target
+        message = self.told(run, Exit.IO, "encrypt", *pair, "--ledger", "hdfs://host/ledger")
+        assert message.startswith("hdfs://host: cannot be used: ")
+        assert "dlopen" not in message
+
     @pytest.mark.usefixtures("here")
     def test_a_run_with_nothing_to_do(self, places: Places, run: Any) -> None:
         places.write("a", "b")
