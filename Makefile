@@ -112,8 +112,8 @@ corpus: native jvm $(VENV)/.with-interop
 cluster: native jvm $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster
 
-# Comet and Flink over the plug-in (hundreds of megabytes the first time), and writers of both languages
-# that are killed.
+# Flink over the plug-in (hundreds of megabytes the first time), and Python's and Spark's writers that
+# are killed.
 engines: native jvm $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster tests/interop/test_engines.py
 

@@ -1,5 +1,4 @@
-"""Other engines over the plug-in, on one table that Python writes too: Comet on Spark, and Flink.
-And writers of both languages at once, which are killed. Run by ``make engines``."""
+"""Another engine over the plug-in, Flink, on a table that Python writes too. And writers of both languages at once, which are killed. Run by ``make engines``."""
 
 from __future__ import annotations
 
@@ -30,8 +29,6 @@ from .lake import SCHEMA, listed, plain_files
 
 pytestmark = pytest.mark.cluster
 
-COMET = "org.apache.datafusion:comet-spark-spark4.1_2.13:1.2.0"
-ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 FLINK = "apache-flink==2.3.0"
 FLINK_RUNTIME = "org.apache.iceberg:iceberg-flink-runtime-2.1:1.11.0"
 TABLE = "db.flights"
@@ -98,30 +95,6 @@ def lake(tmp_path: Path) -> Iterator[Lake]:
     made = Lake(tmp_path)
     yield made
     made.catalog.close()
-
-
-# --- Comet ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", ["16", "32"])
-def test_comet_scans_natively(lake: Lake, tmp_path: Path, size: str) -> None:
-    modes = {"write.delete.mode": "merge-on-read", "encryption.data-key-length": size}
-    lake.create(ROWS, **modes)
-    settings = {
-        "spark.plugins": "org.apache.spark.CometPlugin",
-        # The plug-in adds its own only where the session's builder names none.
-        "spark.sql.extensions": f"{ICEBERG},org.apache.comet.CometSparkSessionExtensions",
-        "spark.memory.offHeap.enabled": "true",
-        "spark.memory.offHeap.size": "1g",
-        "spark.comet.scan.icebergNative.enabled": "true",
-    }
-    with Driver(tmp_path / "spark", lake.java, [jars.fetched(COMET)], **settings) as spark:
-        spark.sql(f"DELETE FROM lake.{TABLE} WHERE id = 2")
-        spark.sql(f"INSERT INTO lake.{TABLE} VALUES (5, 'DL')")
-        query = f"SELECT id, carrier FROM lake.{TABLE} WHERE id > 1"
-        assert sorted(spark.sql(query)) == [[3, "UA"], [4, None], [5, "DL"]]
-        assert "CometIcebergNativeScan" in str(spark.sql(f"EXPLAIN {query}"))
-    lake.check_whole()
 
 
 # --- Flink ----------------------------------------------------------------------------------------
@@ -193,19 +166,6 @@ def test_flink_reads_and_does_not_write(lake: Lake, tmp_path: Path) -> None:
         assert "would be written unencrypted" in said
     assert lake.rows() == sorted(ROWS.items())
     lake.check_whole(kinds=("orphan-file",))
-
-
-def test_flink_reads_a_stream(lake: Lake, tmp_path: Path) -> None:
-    lake.create(ROWS)
-    with Flink(lake, tmp_path, "streaming") as flink:
-        hint = "/*+ OPTIONS('streaming' = 'true', 'monitor-interval' = '1s') */"
-        more = threading.Timer(
-            5, lambda: lake.loaded().append(pa.Table.from_pylist(listed({5: "DL"}), SCHEMA))
-        )
-        more.start()
-        answer = flink.ask(f"SELECT id, carrier FROM lake.{TABLE} {hint}", 5)
-        more.join()
-    assert sorted(answer["rows"]) == listed_rows(ROWS | {5: "DL"})
 
 
 def listed_rows(rows: dict[int, str | None]) -> list[list[Any]]:
