@@ -1,4 +1,4 @@
-"""Spark drivers that are processes of their own: to be killed, or with other plug-ins of Spark."""
+"""Spark drivers that are processes of their own, to be killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,10 @@ class DriverError(Exception):
 class Driver:
     """A driver whose Spark has the catalog ``lake``; leaving it kills it with its JVM."""
 
-    def __init__(
-        self,
-        folder: Path,
-        catalog: Mapping[str, str],
-        more_jars: Sequence[Path] = (),
-        **settings: str,
-    ) -> None:
+    def __init__(self, folder: Path, catalog: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         names = "spark-runtime", "sqlite"
-        class_path = [*(jars.jar(name) for name in names), jars.plugin(), *more_jars]
+        class_path = [*(jars.jar(name) for name in names), jars.plugin()]
         lake = {f"spark.sql.catalog.lake.{name}": value for name, value in catalog.items()}
         given = _SETTINGS | {
             "spark.driver.extraClassPath": os.pathsep.join(map(str, class_path)),
@@ -55,7 +49,7 @@ class Driver:
         self._log = folder / "stderr.txt"
         with self._log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(given | lake | settings)],
+                [sys.executable, str(PROGRAM), json.dumps(given | lake)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

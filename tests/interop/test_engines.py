@@ -1,4 +1,5 @@
-"""Another engine over the plug-in, Flink, on a table that Python writes too. And writers of both languages at once, which are killed. Run by ``make engines``."""
+"""Another engine over the plug-in, Flink, on a table that Python writes too. And writers of both
+languages at once, which are killed. Run by ``make engines``."""
 
 from __future__ import annotations
 
