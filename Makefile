@@ -26,7 +26,7 @@ CLASSES := $(VENV)/spark.jsa
 ARCHIVED := $(SHORT_LIVED) -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 .NOTPARALLEL:
-.PHONY: venv native dev with jvm demo pipeline test fuzz mutants interop corpus connect cluster peers bench bench-smoke \
+.PHONY: venv native dev with jvm demo pipeline test fuzz mutants interop corpus connect cluster engines histories peers bench bench-smoke \
 	bench-peers docs lint wheel debug sanitize fips freethreaded aarch64 clean
 
 dev: native $(VENV)/.with-test
@@ -110,8 +110,19 @@ corpus: native jvm $(VENV)/.with-interop
 # Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
 # several users (root only), on other versions of PySpark, and against iceberg-rust: minutes, and the
 # first time many.
-cluster: native $(VENV)/.with-interop
+cluster: native jvm $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster
+
+# Flink over the plug-in (hundreds of megabytes the first time), and Python's and Spark's writers that
+# are killed.
+engines: native jvm $(VENV)/.with-interop
+	$(BIN)/python -m pytest -m cluster tests/interop/test_engines.py
+
+# Random histories that Python and Spark make in turn, 100 in each of two catalogs.
+histories: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
+histories: native jvm $(VENV)/.with-interop $(CLASSES)
+	AGS1_TEST_HISTORIES=$${AGS1_TEST_HISTORIES:-100} $(BIN)/python -m pytest -m interop \
+		tests/interop/test_plugin_histories.py
 
 # The bulk and table jobs on a session of Spark Connect instead of a classic one. In one process:
 # PySpark's server on this machine always has port 15002.

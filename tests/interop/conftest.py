@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +12,9 @@ from ags1.kms import KmsClient, from_properties
 
 from .java import Java
 from .spark import SparkTables
+
+if TYPE_CHECKING:
+    from .lake import Lake
 
 
 # Of the package, not of the session: other tests fork, and count memory and signals.
@@ -41,3 +45,14 @@ def kms() -> KmsClient:
             {"encryption.kms-type": "memory"}
             | {f"encryption.kms.key.{name}": key.hex() for name, key in keys.items()}
         )
+
+
+@pytest.fixture(scope="module", params=["sql", "rest", "hive", "glue", "dynamodb"])
+def lake(
+    request: Any, spark: SparkTables, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lake]:
+    """A catalog that Python and the plug-in share, with a keyring."""
+    from .lake import lake_in  # only these tests need moto
+
+    with lake_in(tmp_path_factory.mktemp(f"lake-{request.param}"), request.param, spark) as made:
+        yield made

@@ -64,7 +64,11 @@ def program(name: str) -> str:
 
 def jar(name: str) -> Path:
     """Return a jar of ``COORDINATES``, fetched if need be, or skip."""
-    coordinates = COORDINATES[name]
+    return fetched(COORDINATES[name])
+
+
+def fetched(coordinates: str) -> Path:
+    """Return a jar without what it depends on, fetched if need be, or skip."""
     _, artifact, version, *rest = coordinates.split(":")
     classifier = f"-{rest[1]}" if rest else ""
     path = cache_folder() / "jars" / f"{artifact}-{version}{classifier}.jar"

@@ -4,123 +4,28 @@ that the runtime does not know."""
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import sqlite3
-from collections.abc import Iterator
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from aws_catalogs import aws_catalogs, environment, properties
-from aws_server import REGION
 from iceberg_tables import KMS_PROPERTIES
 
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
-from ags1.kms.local import create_key
-
 from .corpus_table_readers import TABLES, at_its_location, in_order
-from .metastore import served_metastore
-from .rest_server import rest_server
+from .lake import SCHEMA, Lake, listed, plain_files
 from .spark import DATABASE, SparkTables, path_of
 
 pytestmark = pytest.mark.interop
 
 ENCRYPTED = "TBLPROPERTIES ('format-version' = '3', 'encryption.key-id' = 'default')"
-SCHEMA = pa.schema([("id", pa.int64()), ("carrier", pa.string())])
-_numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Lake:
-    """A catalog with a keyring: ours, and the plug-in's by the name ``name``."""
-
-    ours: EncryptedCatalog
-    spark: SparkTables
-    name: str
-    folder: Path
-
-    def new_name(self) -> str:
-        return f"{DATABASE}.t{next(_numbers)}"
-
-    def create(self, rows: list[dict[str, Any]], **properties: str) -> str:
-        """Create a table in Python; return its name."""
-        name = self.new_name()
-        # The metastore of Spark's own has no tables for locks.
-        properties |= {"encryption.key-id": "default", "engine.hive.lock-enabled": "false"}
-        table = self.ours.create_table(name, SCHEMA, properties=properties)
-        table.append(pa.Table.from_pylist(rows, SCHEMA))
-        return name
-
-    def sql(self, statement: str, table: str = "") -> list[Any]:
-        """Run a statement, with ``{t}`` for the table and ``{c}`` for the catalog."""
-        return self.spark.sql(statement.format(t=f"{self.name}.{table}", c=self.name))
-
-    def check(self, table: str, expected: dict[int, str | None]) -> EncryptedTable:
-        """Compare the rows of both languages with a model, and verify every file."""
-        loaded = self.ours.load_table(table)
-        assert isinstance(loaded, EncryptedTable)
-        read = loaded.scan().to_arrow().to_pylist()
-        assert {row["id"]: row["carrier"] for row in read} == expected
-        assert len(read) == len(expected)
-        rows = self.sql("SELECT id, carrier FROM {t} ORDER BY id", table)
-        assert [tuple(row) for row in rows] == sorted(expected.items())
-        assert not [f for f in verify_table(loaded).findings if f.severity != "note"]
-        return loaded
-
-
-@pytest.fixture(scope="module", params=["sql", "rest", "hive", "glue", "dynamodb"])
-def lake(
-    request: Any, spark: SparkTables, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lake]:
-    folder = tmp_path_factory.mktemp(f"lake-{request.param}")
-    keyring = folder / "keyring.json"
-    create_key(str(keyring), "default")
-    create_key(str(keyring), "other")
-    kms = {
-        "encryption.kms-type": "local",
-        "kms.local.keyring": str(keyring),
-        "encryption.trusted-key-ids": "default,other",
-    }
-    name = f"lake_{request.param}"
-    warehouse = f"file://{folder}/warehouse"
-    with ExitStack() as stack:
-        given: dict[str, str] = {}
-        python = {"type": request.param}
-        if request.param == "sql":
-            python["uri"] = f"sqlite:///{folder}/catalog.db"
-            kind, given["uri"] = "Jdbc", f"jdbc:sqlite:{folder}/catalog.db"
-        elif request.param == "rest":
-            python["uri"] = stack.enter_context(rest_server(folder, folder / "stderr.txt"))
-            kind, given["uri"] = "Rest", python["uri"]
-        elif request.param == "hive":
-            # Iceberg's catalog there shares Spark's metastore.
-            kind, python["uri"] = "Hive", stack.enter_context(served_metastore(spark))
-        else:
-            url = stack.enter_context(aws_catalogs()).url
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
-            for variable, value in environment(url).items():
-                patch.setenv(variable, value)
-            python = properties(request.param, url, warehouse)
-            kind = {"glue": "Glue", "dynamodb": "DynamoDb"}[request.param]
-            given = {f"{request.param}.endpoint": url, "client.region": REGION}
-            given["io-impl"] = "org.apache.iceberg.hadoop.HadoopFileIO"
-        spark.plugin_catalog(name, kind, {"warehouse": warehouse, **kms, **given})
-        ours = load_catalog(name, **(python | {"warehouse": warehouse} | kms))
-        ours.create_namespace_if_not_exists(DATABASE)
-        yield Lake(ours, spark, name, folder)
-        ours.close()
-
 
 ROWS: dict[int, str | None] = {1: "UA", 2: "AA", 3: "UA", 4: None}
-
-
-def listed(rows: dict[int, str | None]) -> list[dict[str, Any]]:
-    return [{"id": key, "carrier": value} for key, value in rows.items()]
 
 
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
@@ -272,17 +177,6 @@ def test_avro_data_and_other_key_lengths(lake: Lake) -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def plain_files(folder: Path) -> list[Path]:
-    """The files of a table that are neither encrypted nor metadata.json."""
-    return [
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and not path.name.endswith((".metadata.json", ".crc"))
-        and path.read_bytes()[:4] not in (b"AGS1", b"PARE")
-    ]
-
-
 def refusal(lake: Lake, statement: str, table: str = "") -> str:
     """Return why Spark refuses a statement."""
     from py4j.protocol import Py4JJavaError
@@ -355,6 +249,35 @@ def test_tables_that_are_not_created(lake: Lake, properties: str, said: str) -> 
         assert not location.exists() or plain_files(location) == []
 
 
+@pytest.mark.parametrize(("name", "said"), [("token", "Bearer 4711"), ("credential", None)])
+def test_a_secret_of_a_rest_catalog_comes_from_a_file(
+    spark: SparkTables, tmp_path: Path, name: str, said: str | None
+) -> None:
+    asked: list[tuple[str | None, str]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            size = int(self.headers["Content-Length"] or 0)
+            asked.append((self.headers["Authorization"], self.rfile.read(size).decode()))
+            self.send_error(404)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (tmp_path / "secret").write_text("4711\n")
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        given = {"uri": f"http://127.0.0.1:{server.server_port}", "warehouse": "lake"}
+        given[f"{name}-file"] = str(tmp_path / "secret")
+        with pytest.raises(Exception, match="404"):
+            spark.plugin_catalog(f"secret_{name}", "Rest", given)
+        server.shutdown()
+    assert asked[0][0] == said
+    assert said or "client_secret=4711" in asked[0][1]
+
+
 @pytest.mark.parametrize("lake", ["sql"], indirect=True)
 def test_a_file_that_ends_early_is_refused(lake: Lake) -> None:
     # Avro takes the end of a file between two blocks of AGS1 for the end of the rows.
@@ -380,7 +303,7 @@ class Database:
     """The database of the SQL catalog, as SQLite itself sees it."""
 
     def __init__(self, lake: Lake) -> None:
-        self._path = lake.folder / "catalog.db"
+        self._path, self._catalog = lake.folder / "catalog.db", lake.name
 
     def run(self, statement: str, *values: str) -> list[Any]:
         with closing(sqlite3.connect(self._path)) as database, database:
@@ -395,9 +318,9 @@ class Database:
         name = f"ags1.pin.%.{table.partition('.')[2]}"
         question = (
             "SELECT property_key, property_value FROM iceberg_namespace_properties "
-            "WHERE catalog_name = 'lake_sql' AND namespace = 'db' AND property_key LIKE ?"
+            "WHERE catalog_name = ? AND namespace = 'db' AND property_key LIKE ?"
         )
-        return {key.split(".")[2]: value for key, value in self.run(question, name)}
+        return {key.split(".")[2]: value for key, value in self.run(question, self._catalog, name)}
 
 
 @pytest.mark.parametrize("lake", ["sql"], indirect=True)

@@ -4,7 +4,6 @@ properties."""
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import threading
@@ -59,36 +58,6 @@ def refusal(java: Java, properties: Properties, key_id: str = "default") -> str:
     with pytest.raises(JavaError) as caught:
         use(java, properties, key_id, key=KEYS[0].hex())
     return str(caught.value)
-
-
-# RFC 7914, section 12, without the last one, which takes 1 GiB.
-@pytest.mark.parametrize(
-    ("passphrase", "salt", "n", "r", "p", "derived"),
-    [
-        (b"", b"", 16, 1, 1, "77d6576238657b203b19ca42c18a0497f16b4844e3074ae8dfdffa3fede21442"),
-        (
-            *(b"password", b"NaCl", 1024, 8, 16),
-            "fdbabe1c9d3472007856e7190d01e9fe7c6ad7cbc8237830e77376634b373162",
-        ),
-        (
-            *(b"pleaseletmein", b"SodiumChloride", 16384, 8, 1),
-            "7023bdcb3afd7348461c06cd81fd38ebfda8fbba904f8e3ea9b543f6545da1f2",
-        ),
-    ],
-)
-def test_scrypt(
-    java: Java, passphrase: bytes, salt: bytes, n: int, r: int, p: int, derived: str
-) -> None:
-    given = {"passphrase": passphrase.hex(), "salt": salt.hex(), "n": n, "r": r, "p": p}
-    assert java.call("ags1.interop.PluginKms.scrypt", **given, size=64)[:64] == derived
-
-
-def test_scrypt_of_any_bytes(java: Java) -> None:
-    for size, (n, r, p) in enumerate([(2, 1, 1), (64, 3, 2), (1024, 8, 1)], 31):
-        secret, salt = os.urandom(3 * size), os.urandom(16)
-        given = {"passphrase": secret.hex(), "salt": salt.hex(), "n": n, "r": r, "p": p}
-        expected = hashlib.scrypt(secret, salt=salt, n=n, r=r, p=p, dklen=size)
-        assert java.call("ags1.interop.PluginKms.scrypt", **given, size=size) == expected.hex()
 
 
 # --- a keyring ------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 package ags1.interop;
 
 import ags1.iceberg.kms.KmsClients;
-import ags1.iceberg.kms.Scrypt;
 import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;
 import java.io.ObjectInputStream;
@@ -48,17 +47,6 @@ final class PluginKms {
       made.put("refused", refused.getMessage());
     }
     return made;
-  }
-
-  static Object scrypt(JsonNode arguments) {
-    return HEX.formatHex(
-        Scrypt.derive(
-            HEX.parseHex(arguments.get("passphrase").asText()),
-            HEX.parseHex(arguments.get("salt").asText()),
-            arguments.get("n").asInt(),
-            arguments.get("r").asInt(),
-            arguments.get("p").asInt(),
-            arguments.get("size").asInt()));
   }
 
   private static KeyManagementClient client(JsonNode arguments) {

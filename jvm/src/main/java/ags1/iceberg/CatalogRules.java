@@ -2,7 +2,6 @@ package ags1.iceberg;
 
 import ags1.iceberg.kms.KmsClients;
 import java.nio.ByteBuffer;
-import java.util.Arrays;
 import java.util.HashSet;
 import java.util.LinkedHashSet;
 import java.util.Map;
@@ -34,31 +33,23 @@ public final class CatalogRules {
   /** Takes the properties of a catalog. Throws IllegalArgumentException for wrong ones. */
   public CatalogRules(Map<String, String> properties) {
     for (String name : properties.keySet()) {
-      if (name.startsWith("encryption.")
-          && !name.startsWith("encryption.kms")
-          && !name.equals(TRUSTED_KEY_IDS)
-          && !name.equals(REQUIRE_ENCRYPTED)) {
-        throw new IllegalArgumentException(
-            String.format(
-                "the catalog property '%s' does not exist: use '%s', '%s' or a property of the "
-                    + "KMS, 'encryption.kms…'",
-                name, TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED));
-      }
+      KmsClients.refuseIf(
+          name.startsWith("encryption.") && !name.startsWith("encryption.kms")
+              && !name.equals(TRUSTED_KEY_IDS) && !name.equals(REQUIRE_ENCRYPTED),
+          "the catalog property '%s' does not exist: use '%s', '%s' or a property of the KMS, "
+              + "'encryption.kms…'", name, TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED);
     }
     String required = properties.getOrDefault(REQUIRE_ENCRYPTED, "false").toLowerCase();
-    if (!required.equals("true") && !required.equals("false")) {
-      throw new IllegalArgumentException(
-          String.format(
-              "the catalog property '%s' must be 'true' or 'false', not '%s'",
-              REQUIRE_ENCRYPTED, required));
+    KmsClients.refuseIf(
+        !required.matches("true|false"),
+        "the catalog property '%s' must be 'true' or 'false', not '%s'", REQUIRE_ENCRYPTED, required);
+    requireEncrypted = required.equals("true");
+    for (String keyId : properties.getOrDefault(TRUSTED_KEY_IDS, "").split(",")) {
+      if (!keyId.isBlank()) {
+        trustedKeyIds.add(keyId.strip());
+      }
     }
-    this.requireEncrypted = required.equals("true");
-    Arrays.stream(properties.getOrDefault(TRUSTED_KEY_IDS, "").split(","))
-        .map(String::strip)
-        .filter(keyId -> !keyId.isEmpty())
-        .forEach(trustedKeyIds::add);
-    KeyManagementClient client = KmsClients.of(properties);
-    this.kms = client == null ? null : new CachingKms(client);
+    kms = KmsClients.of(properties);
   }
 
   /** Returns {@code operations}, able to read and write encrypted tables under these rules. */
@@ -66,13 +57,8 @@ public final class CatalogRules {
     return new EncryptedOperations(operations, this);
   }
 
-  boolean requireEncrypted() {
-    return requireEncrypted;
-  }
-
-  KeyManagementClient kms() {
-    return kms;
-  }
+  boolean requireEncrypted() { return requireEncrypted; }
+  KeyManagementClient kms() { return kms; }
 
   /**
    * Returns the master key of a table, null if the table is unencrypted and may be so. Throws
@@ -94,13 +80,11 @@ public final class CatalogRules {
     refuseIf(
         !trustedKeyIds.isEmpty() && !trustedKeyIds.contains(keyId),
         "the table %s names '%s' as its key, which is none of those configured as '%s': add it "
-            + "there if you trust it",
-        metadata.location(), keyId, TRUSTED_KEY_IDS);
+            + "there if you trust it", metadata.location(), keyId, TRUSTED_KEY_IDS);
     refuseIf(
         kms == null,
         "the table %s is encrypted, and the catalog has no KMS: set its property "
-            + "'encryption.kms-type' or 'encryption.kms-impl'",
-        metadata.location());
+            + "'encryption.kms-type' or 'encryption.kms-impl'", metadata.location());
     refuseIf(
         metadata.formatVersion() < 3,
         "the table %s is encrypted, and has format version %s: encryption needs version 3",
@@ -110,8 +94,7 @@ public final class CatalogRules {
       refuseIf(
           snapshot.keyId() == null,
           "the snapshot %s of the encrypted table %s has no key-id: somebody removed it, or wrote "
-              + "the snapshot unencrypted",
-          snapshot.snapshotId(), metadata.location());
+              + "the snapshot unencrypted", snapshot.snapshotId(), metadata.location());
       refuseIf(
           !lists.add(snapshot.manifestListLocation()),
           "two snapshots of the table %s have the manifest list %s: somebody changed the metadata",
@@ -131,8 +114,7 @@ public final class CatalogRules {
       refuseIf(
           name.startsWith("encryption."),
           "the table would not be encrypted: it has the property '%s' and no '%s'. Add '%s', or "
-              + "remove '%s'",
-          name, KEY_ID, KEY_ID, name);
+              + "remove '%s'", name, KEY_ID, KEY_ID, name);
     }
   }
 

@@ -2,7 +2,6 @@ package ags1.iceberg;
 
 import java.util.HashMap;
 import java.util.Map;
-import org.apache.iceberg.BaseMetastoreTableOperations;
 import org.apache.iceberg.CatalogProperties;
 import org.apache.iceberg.CatalogUtil;
 import org.apache.iceberg.TableMetadata;
@@ -13,15 +12,14 @@ import org.apache.iceberg.jdbc.JdbcCatalog;
 
 /** Iceberg's catalog in a SQL database, which PyIceberg's {@code SqlCatalog} shares, with pins. */
 public final class EncryptedJdbcCatalog extends JdbcCatalog {
-  private final JdbcPins pins;
+  // One, which initialize() makes, for a function that the constructor above asks for.
+  private final JdbcPins[] pins;
   private CatalogRules rules;
 
-  public EncryptedJdbcCatalog() {
-    this(new JdbcPins());
-  }
+  public EncryptedJdbcCatalog() { this(new JdbcPins[1]); }
 
-  private EncryptedJdbcCatalog(JdbcPins pins) {
-    super(null, pins::connect, true);
+  private EncryptedJdbcCatalog(JdbcPins[] pins) {
+    super(null, properties -> pins[0], true);
     this.pins = pins;
   }
 
@@ -33,24 +31,17 @@ public final class EncryptedJdbcCatalog extends JdbcCatalog {
       // Otherwise a transaction that reads and then writes fails if another one does the same.
       given.putIfAbsent(PROPERTY_PREFIX + "transaction_mode", "IMMEDIATE");
     }
+    pins[0] = new JdbcPins(name == null ? name() : name, given);
     super.initialize(name, given);
-    pins.initialize(name());
   }
 
   @Override
   protected TableOperations newTableOps(TableIdentifier identifier) {
-    TableOperations plain = super.newTableOps(identifier);
-    return rules.over(
-        pins.exist()
-            ? new PinnedOperations((BaseMetastoreTableOperations) plain, pins, identifier)
-            : plain);
+    return rules.over(new PinnedOperations(super.newTableOps(identifier), pins[0], identifier));
   }
 
   @Override
   public boolean dropTable(TableIdentifier identifier, boolean purge) {
-    if (!pins.exist()) {
-      return super.dropTable(identifier, purge);
-    }
     TableOperations operations = newTableOps(identifier);
     TableMetadata last = null;
     try {
@@ -59,11 +50,10 @@ public final class EncryptedJdbcCatalog extends JdbcCatalog {
       // as in JdbcCatalog: nothing is purged
     }
     boolean dropped =
-        pins.inTransaction(
+        pins[0].inTransaction(
             connection -> {
-              boolean found = super.dropTable(identifier, false);
-              pins.remove(connection, identifier);
-              return found;
+              pins[0].remove(connection, identifier);
+              return super.dropTable(identifier, false);
             });
     if (dropped && last != null) {
       CatalogUtil.dropTableData(operations.io(), last);
@@ -73,14 +63,12 @@ public final class EncryptedJdbcCatalog extends JdbcCatalog {
 
   @Override
   public void renameTable(TableIdentifier from, TableIdentifier to) {
-    if (!pins.exist() || from.equals(to)) {
-      super.renameTable(from, to);
-      return;
-    }
-    pins.inTransaction(
+    pins[0].inTransaction(
         connection -> {
           super.renameTable(from, to);
-          pins.move(connection, from, to);
+          Map<String, String> pinned = pins[0].read(from);
+          pins[0].remove(connection, from);
+          pins[0].write(connection, to, pinned);
           return null;
         });
   }

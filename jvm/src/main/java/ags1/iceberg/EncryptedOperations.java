@@ -4,9 +4,9 @@ import static ags1.iceberg.CatalogRules.refuseIf;
 
 import java.io.IOException;
 import java.io.UncheckedIOException;
-import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
@@ -20,13 +20,16 @@ import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
+import org.apache.iceberg.encryption.EncryptedInputFile;
 import org.apache.iceberg.encryption.EncryptedKey;
 import org.apache.iceberg.encryption.EncryptingFileIO;
 import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.encryption.EncryptionUtil;
+import org.apache.iceberg.encryption.KeyManagementClient;
+import org.apache.iceberg.encryption.NativeEncryptionInputFile;
 import org.apache.iceberg.encryption.PlaintextEncryptionManager;
+import org.apache.iceberg.encryption.StandardEncryptionManager;
 import org.apache.iceberg.io.FileIO;
-import org.apache.iceberg.io.LocationProvider;
 
 /**
  * The operations of a table in any catalog, with encryption. A table without a key ID works as it
@@ -36,20 +39,16 @@ import org.apache.iceberg.io.LocationProvider;
  * version, and those that were made here and are not committed yet. A commit adds the keys that its
  * new snapshots need. If it added all, keys that somebody removed meanwhile would come back.
  */
-final class EncryptedOperations implements TableOperations {
+final class EncryptedOperations extends DelegatingOperations {
   private static final State NO_TABLE = new State(null, Map.of(), null, null);
 
-  private final TableOperations inner;
   private final CatalogRules rules;
   private final FileIO storedFiles;
   private State state = NO_TABLE;
 
   /** {@code keys} are those of the metadata. Without a key ID, there is no manager and no io. */
   private record State(
-      TableMetadata metadata,
-      Map<String, EncryptedKey> keys,
-      CheckingManager manager,
-      FileIO io) {
+      TableMetadata metadata, Map<String, EncryptedKey> keys, CheckingManager manager, FileIO io) {
 
     private Map<String, EncryptedKey> uncommitted() {
       Map<String, EncryptedKey> made = new HashMap<>();
@@ -62,21 +61,15 @@ final class EncryptedOperations implements TableOperations {
   }
 
   EncryptedOperations(TableOperations inner, CatalogRules rules) {
-    this.inner = inner;
+    super(inner);
     this.rules = rules;
     // Asked first, while Hive's operations do not know a key: then it would encrypt.
     this.storedFiles = inner.io();
   }
 
-  @Override
-  public TableMetadata current() {
-    return stateOf(inner.current()).metadata();
-  }
+  @Override public TableMetadata current() { return stateOf(inner.current()).metadata(); }
 
-  @Override
-  public TableMetadata refresh() {
-    return stateOf(inner.refresh()).metadata();
-  }
+  @Override public TableMetadata refresh() { return stateOf(inner.refresh()).metadata(); }
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
@@ -103,15 +96,6 @@ final class EncryptedOperations implements TableOperations {
     return manager == null ? PlaintextEncryptionManager.instance() : manager;
   }
 
-  @Override
-  public String metadataFileLocation(String fileName) {
-    return inner.metadataFileLocation(fileName);
-  }
-
-  @Override public LocationProvider locationProvider() { return inner.locationProvider(); }
-  @Override public long newSnapshotId() { return inner.newSnapshotId(); }
-  @Override public boolean requireStrictCleanup() { return inner.requireStrictCleanup(); }
-
   /**
    * Returns operations for metadata that is not committed yet. Their keys are always those of the
    * live state: a transaction may read again after another writer has committed.
@@ -123,35 +107,15 @@ final class EncryptedOperations implements TableOperations {
     if (base == null) {
       begin(uncommitted);
     }
-    TableOperations temp = inner.temp(uncommitted);
-    return new TableOperations() {
-      @Override
-      public TableMetadata current() {
-        return uncommitted;
-      }
-
-      @Override public TableMetadata refresh() { return temp.refresh(); }
-      @Override public void commit(TableMetadata from, TableMetadata to) { temp.commit(from, to); }
-      @Override public FileIO io() { return EncryptedOperations.this.io(); }
-
-      @Override
-      public EncryptionManager encryption() {
-        return EncryptedOperations.this.encryption();
-      }
-
-      @Override
-      public String metadataFileLocation(String fileName) {
-        return temp.metadataFileLocation(fileName);
-      }
-
-      @Override public LocationProvider locationProvider() { return temp.locationProvider(); }
-      @Override public long newSnapshotId() { return temp.newSnapshotId(); }
+    EncryptedOperations live = this;
+    return new DelegatingOperations(inner.temp(uncommitted)) {
+      @Override public TableMetadata current() { return uncommitted; }
+      @Override public FileIO io() { return live.io(); }
+      @Override public EncryptionManager encryption() { return live.encryption(); }
     };
   }
 
-  private synchronized State live() {
-    return state;
-  }
+  private synchronized State live() { return state; }
 
   private synchronized State stateOf(TableMetadata metadata) {
     if (metadata != state.metadata()) {
@@ -174,14 +138,15 @@ final class EncryptedOperations implements TableOperations {
     if (keyId == null) {
       return new State(metadata, Map.of(), null, null);
     }
-    Map<String, EncryptedKey> keys = new HashMap<>();
+    Map<String, EncryptedKey> keys = new LinkedHashMap<>();
     metadata.encryptionKeys().forEach(key -> keys.put(key.keyId(), key));
-    List<EncryptedKey> all = new ArrayList<>(metadata.encryptionKeys());
-    uncommitted.values().stream().filter(key -> !keys.containsKey(key.keyId())).forEach(all::add);
+    Map<String, EncryptedKey> all = new LinkedHashMap<>(keys);
+    uncommitted.forEach(all::putIfAbsent);
     int dataKeyLength =
         metadata.propertyAsInt(
             TableProperties.ENCRYPTION_DEK_LENGTH, TableProperties.ENCRYPTION_DEK_LENGTH_DEFAULT);
-    CheckingManager manager = new CheckingManager(all, keyId, dataKeyLength, rules.kms());
+    List<EncryptedKey> known = List.copyOf(all.values());
+    CheckingManager manager = new CheckingManager(known, keyId, dataKeyLength, rules.kms());
     FileIO guarded = GuardedFileIO.around(storedFiles, rules.requireEncrypted());
     return new State(metadata, keys, manager, EncryptingFileIO.combine(guarded, manager));
   }
@@ -202,23 +167,18 @@ final class EncryptedOperations implements TableOperations {
     if (rules.keyId(metadata) == null || metadata.metadataFileLocation() != null) {
       return metadata;
     }
-    Set<Long> known = new HashSet<>();
-    if (base != null) {
-      base.snapshots().forEach(snapshot -> known.add(snapshot.snapshotId()));
-    }
     State committing = stateOf(metadata, live().uncommitted());
     TableMetadata.Builder builder = TableMetadata.buildFrom(metadata);
     Set<String> has = new HashSet<>(committing.keys().keySet());
     for (Snapshot snapshot : metadata.snapshots()) {
-      if (known.contains(snapshot.snapshotId())) {
+      if (base != null && base.snapshot(snapshot.snapshotId()) != null) {
         continue;
       }
       Map<String, EncryptedKey> all = EncryptionUtil.encryptionKeys(committing.manager());
       EncryptedKey listKey = all.get(snapshot.keyId());
       refuseIf(
           listKey == null || !all.containsKey(listKey.encryptedById()),
-          "the key %s of the new snapshot %s is unknown",
-          snapshot.keyId(), snapshot.snapshotId());
+          "the key %s of the new snapshot %s is unknown", snapshot.keyId(), snapshot.snapshotId());
       for (EncryptedKey key : List.of(all.get(listKey.encryptedById()), listKey)) {
         if (has.add(key.keyId())) {
           builder.addEncryptionKey(key);
@@ -237,6 +197,7 @@ final class EncryptedOperations implements TableOperations {
     }
     return has.size() == committing.keys().size() ? metadata : builder.build();
   }
+
   private static void checkDeletes(ManifestFile manifest, State committing) {
     try (ManifestReader<DeleteFile> files =
         ManifestFiles.readDeleteManifest(
@@ -245,11 +206,32 @@ final class EncryptedOperations implements TableOperations {
         refuseIf(
             file.keyMetadata() == null,
             "the delete file %s has no key: Iceberg before 1.12 loses the keys of deletion vectors, "
-                + "so use 1.12, or copy-on-write",
-            file.location());
+                + "so use 1.12, or copy-on-write", file.location());
       }
     } catch (IOException error) {
       throw new UncheckedIOException(error);
+    }
+  }
+
+  /** Iceberg's encryption manager, which compares the length of a file with its key metadata. */
+  private static final class CheckingManager extends StandardEncryptionManager {
+    CheckingManager(List<EncryptedKey> keys, String id, int size, KeyManagementClient kms) {
+      super(keys, id, size, kms);
+    }
+
+    @Override
+    public NativeEncryptionInputFile decrypt(EncryptedInputFile file) {
+      NativeEncryptionInputFile decrypted = super.decrypt(file);
+      if (decrypted != file && file.keyMetadata() != null && file.keyMetadata().buffer() != null) {
+        // The length of a manifest list is that of the stored file, of others the recorded one, which
+        // the guard below compares with the stored file.
+        Long length = decrypted.keyMetadata().fileLength();
+        refuseIf(
+            length != null && length != file.encryptedInputFile().getLength(),
+            "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
+            decrypted.location(), file.encryptedInputFile().getLength(), length);
+      }
+      return decrypted;
     }
   }
 }

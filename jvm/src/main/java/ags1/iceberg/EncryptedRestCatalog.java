@@ -1,7 +1,13 @@
 package ags1.iceberg;
 
+import ags1.iceberg.kms.PrivateFile;
+import java.lang.reflect.InvocationHandler;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.function.Function;
 import org.apache.iceberg.BaseMetadataTable;
 import org.apache.iceberg.BaseTable;
@@ -10,7 +16,6 @@ import org.apache.iceberg.MetadataTableType;
 import org.apache.iceberg.MetadataTableUtils;
 import org.apache.iceberg.PartitionSpec;
 import org.apache.iceberg.Schema;
-import org.apache.iceberg.SortOrder;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
@@ -19,14 +24,14 @@ import org.apache.iceberg.Transactions;
 import org.apache.iceberg.catalog.Catalog.TableBuilder;
 import org.apache.iceberg.catalog.LoadContext;
 import org.apache.iceberg.catalog.TableIdentifier;
-import org.apache.iceberg.exceptions.NoSuchTableException;
 import org.apache.iceberg.rest.RESTCatalog;
 import org.apache.iceberg.rest.RESTClient;
 import org.apache.iceberg.rest.RESTSessionCatalog;
 
 /**
  * Iceberg's client of the REST protocol. Scans of encrypted tables are planned here and not by the
- * server, which has no keys.
+ * server, which has no keys. The properties {@code token-file} and {@code credential-file} name files
+ * for Iceberg's {@code token} and {@code credential}, which Spark would show.
  */
 public final class EncryptedRestCatalog extends RESTCatalog {
   @Override
@@ -45,7 +50,15 @@ public final class EncryptedRestCatalog extends RESTCatalog {
     @Override
     public void initialize(String name, Map<String, String> properties) {
       rules = new CatalogRules(properties); // those of the caller, not those of the server
-      super.initialize(name, properties);
+      Map<String, String> given = new HashMap<>(properties);
+      for (String secret : List.of("token", "credential")) {
+        String file = given.remove(secret + "-file");
+        if (file != null && given.put(secret, PrivateFile.credential(file)) != null) {
+          throw new IllegalArgumentException(
+              "both '" + secret + "' and '" + secret + "-file' are given: give one");
+        }
+      }
+      super.initialize(name, given);
     }
 
     @Override
@@ -70,7 +83,8 @@ public final class EncryptedRestCatalog extends RESTCatalog {
     @Override
     public TableBuilder buildTable(
         SessionContext context, TableIdentifier identifier, Schema schema) {
-      return new Builder(super.buildTable(context, identifier, schema), identifier, schema, rules);
+      TableBuilder builder = super.buildTable(context, identifier, schema);
+      return EncryptedRestCatalog.over(builder, identifier, schema, rules);
     }
 
     private Table over(Table table, String name) {
@@ -92,86 +106,41 @@ public final class EncryptedRestCatalog extends RESTCatalog {
         : new BaseTable(operations, table.name(), table.reporter());
   }
 
-  private record Builder(
-      TableBuilder inner,
-      TableIdentifier identifier,
-      Schema schema,
-      CatalogRules rules,
-      Map<String, String> properties)
-      implements TableBuilder {
-    private Builder(
-        TableBuilder inner, TableIdentifier identifier, Schema schema, CatalogRules rules) {
-      this(inner, identifier, schema, rules, new HashMap<>());
-    }
+  /** Returns the builder with the results of its methods encrypted. */
+  private static TableBuilder over(
+      TableBuilder inner, TableIdentifier identifier, Schema schema, CatalogRules rules) {
+    Map<String, String> properties = new HashMap<>();
+    InvocationHandler handler =
+        (builder, method, arguments) -> {
+          switch (method.getName()) {
+            case "withProperty" -> properties.put((String) arguments[0], (String) arguments[1]);
+            case "withProperties" -> ((Map<?, ?>) Objects.requireNonNullElse(arguments[0], Map.of()))
+                .forEach((name, value) -> properties.put((String) name, (String) value));
+            // In this call the server creates the table, so it is checked before.
+            case "create" -> rules.checkNew(
+                TableMetadata.newTableMetadata(
+                    schema, PartitionSpec.unpartitioned(), identifier.toString(), properties));
+            default -> {}
+          }
+          try {
+            Object made = method.invoke(inner, arguments);
+            return made instanceof Transaction begun
+                ? over((BaseTransaction) begun, rules)
+                : made instanceof BaseTable created ? over(created, rules) : builder;
+          } catch (InvocationTargetException failure) {
+            throw failure.getCause();
+          }
+        };
+    Class<?>[] types = {TableBuilder.class};
+    return (TableBuilder)
+        Proxy.newProxyInstance(TableBuilder.class.getClassLoader(), types, handler);
+  }
 
-    @Override
-    public TableBuilder withPartitionSpec(PartitionSpec spec) {
-      inner.withPartitionSpec(spec);
-      return this;
-    }
-
-    @Override
-    public TableBuilder withSortOrder(SortOrder order) {
-      inner.withSortOrder(order);
-      return this;
-    }
-
-    @Override
-    public TableBuilder withLocation(String location) {
-      inner.withLocation(location);
-      return this;
-    }
-
-    @Override
-    public TableBuilder withProperties(Map<String, String> given) {
-      if (given != null) {
-        given.forEach(this::withProperty);
-      }
-      return this;
-    }
-
-    @Override
-    public TableBuilder withProperty(String name, String value) {
-      properties.put(name, value);
-      inner.withProperty(name, value);
-      return this;
-    }
-
-    @Override
-    public Table create() {
-      // In this call the server creates the table, so it is checked before.
-      PartitionSpec spec = PartitionSpec.unpartitioned();
-      rules.checkNew(
-          TableMetadata.newTableMetadata(schema, spec, identifier.toString(), properties));
-      return EncryptedRestCatalog.over((BaseTable) inner.create(), rules);
-    }
-
-    @Override
-    public Transaction createTransaction() {
-      return over(inner.createTransaction());
-    }
-
-    @Override
-    public Transaction replaceTransaction() {
-      return over(inner.replaceTransaction());
-    }
-
-    @Override
-    public Transaction createOrReplaceTransaction() {
-      try {
-        return replaceTransaction();
-      } catch (NoSuchTableException none) {
-        return createTransaction();
-      }
-    }
-
-    private Transaction over(Transaction transaction) {
-      BaseTransaction begun = (BaseTransaction) transaction;
-      TableOperations operations = rules.over(begun.underlyingOps());
-      String name = begun.tableName();
-      return operations.current() == null
-          ? Transactions.createTableTransaction(name, operations, begun.currentMetadata())
-          : Transactions.replaceTableTransaction(name, operations, begun.currentMetadata());
-    }
+  private static Transaction over(BaseTransaction begun, CatalogRules rules) {
+    TableOperations operations = rules.over(begun.underlyingOps());
+    String name = begun.tableName();
+    return operations.current() == null
+        ? Transactions.createTableTransaction(name, operations, begun.currentMetadata())
+        : Transactions.replaceTableTransaction(name, operations, begun.currentMetadata());
   }
 }

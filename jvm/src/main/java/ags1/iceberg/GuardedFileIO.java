@@ -74,9 +74,7 @@ class GuardedFileIO implements FileIO {
     @Override public void deletePrefix(String path) { prefixes.deletePrefix(path); }
   }
 
-  private static boolean isEncrypted(String first) {
-    return first.equals("AGS1") || first.equals("PARE");
-  }
+  private static boolean isEncrypted(String first) { return first.matches("AGS1|PARE"); }
 
   private record GuardedInput(InputFile file, boolean readsPlainParquet) implements InputFile {
     @Override public long getLength() { return file.getLength(); }
@@ -88,13 +86,13 @@ class GuardedFileIO implements FileIO {
       SeekableInputStream stream = file.newStream();
       try {
         byte[] bytes = new byte[FIRST];
-        String first = new String(bytes, 0, IOUtil.readRemaining(stream, bytes, 0, FIRST), ISO_8859_1);
+        int size = IOUtil.readRemaining(stream, bytes, 0, FIRST);
+        String first = new String(bytes, 0, size, ISO_8859_1);
         refuseIf(
             !isEncrypted(first) && !first.startsWith("{") && !first.startsWith("\u001f\u008b")
                 && !(readsPlainParquet && first.equals("PAR1")),
             "%s belongs to an encrypted table, and is not encrypted or is truncated: somebody "
-                + "replaced it, or another program wrote it unencrypted",
-            location());
+                + "replaced it, or another program wrote it unencrypted", location());
         stream.seek(0);
         // Of Hadoop's stream, Parquet would keep the inner one alone: then Iceberg's finalizer
         // closes it, perhaps while it is read.
@@ -193,8 +191,7 @@ class GuardedFileIO implements FileIO {
         output.io().deleteFile(output.location());
         throw new ValidationException(
             "%s would be written unencrypted into an encrypted table: Iceberg cannot encrypt files "
-                + "of this kind (statistics, and the manifests of add_files)",
-            output.location());
+                + "of this kind (statistics, and the manifests of add_files)", output.location());
       }
     }
   }

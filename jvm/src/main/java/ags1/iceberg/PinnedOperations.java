@@ -5,127 +5,118 @@ import static ags1.iceberg.CatalogRules.refuseIf;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
-import java.security.MessageDigest;
-import java.security.NoSuchAlgorithmException;
-import java.sql.Connection;
-import java.sql.SQLException;
-import java.util.HexFormat;
+import java.util.List;
 import java.util.Map;
-import java.util.Objects;
 import java.util.stream.Stream;
-import org.apache.iceberg.BaseMetastoreTableOperations;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableMetadataParser;
+import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
 import org.apache.iceberg.catalog.TableIdentifier;
 import org.apache.iceberg.exceptions.CommitFailedException;
-import org.apache.iceberg.exceptions.NoSuchTableException;
-import org.apache.iceberg.exceptions.NotFoundException;
-import org.apache.iceberg.exceptions.ValidationException;
 import org.apache.iceberg.inmemory.InMemoryInputFile;
-import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.LocationProvider;
+import org.apache.iceberg.relocated.com.google.common.hash.Hashing;
 
 /**
- * The operations of a table in a SQL catalog, which checks the metadata that it reads with the
- * table's pins, and writes pins in the transaction of each commit.
+ * The operations of a table in a SQL catalog, which check the metadata that they read with the
+ * table's pins, and write pins in the transaction of each commit.
  */
-final class PinnedOperations extends BaseMetastoreTableOperations {
+final class PinnedOperations extends DelegatingOperations {
   private static final String KEY = TableProperties.ENCRYPTION_TABLE_KEY;
   private static final String UNCONFIRMED = "unconfirmed";
-  private static final String[] FOLDERS = {
-    "write.data.path", "write.metadata.path", "write.folder-storage.path",
-    "write.object-storage.path"
-  };
+  private static final List<String> FOLDERS =
+      List.of(
+          "write.data.path", "write.metadata.path", "write.folder-storage.path",
+          "write.object-storage.path");
 
-  private final BaseMetastoreTableOperations plain;
   private final JdbcPins pins;
   private final TableIdentifier identifier;
+  // The metadata as the operations inside have it, and that of the bytes that were checked.
+  private TableMetadata unchecked;
+  private TableMetadata checked;
   private boolean isConfirmed;
+  private boolean isUncertain;
 
-  PinnedOperations(
-      BaseMetastoreTableOperations plain, JdbcPins pins, TableIdentifier identifier) {
-    this.plain = plain;
+  PinnedOperations(TableOperations plain, JdbcPins pins, TableIdentifier identifier) {
+    super(plain);
     this.pins = pins;
     this.identifier = identifier;
   }
 
-  @Override public FileIO io() { return plain.io(); }
-  @Override protected String tableName() { return identifier.toString(); }
-
   @Override
-  protected void doRefresh() {
-    JdbcPins.Row row = pins.read(identifier);
-    if (!row.found()) {
-      if (currentMetadataLocation() != null) {
-        throw new NoSuchTableException("the table %s was dropped", identifier);
-      }
-      disableRefresh();
-      return;
-    }
-    refreshFromMetadataLocation(
-        row.location(),
-        error -> !(error instanceof ValidationException || error instanceof NotFoundException),
-        20,
-        location -> checked(location, row.pins()));
+  public TableMetadata current() {
+    return isUncertain ? refresh() : check(inner.current());
   }
 
-  private TableMetadata checked(String location, Map<String, String> pinned) {
+  @Override
+  public TableMetadata refresh() {
+    TableMetadata refreshed = check(inner.refresh());
+    isUncertain = false;
+    return refreshed;
+  }
+
+  // Not by the unchecked metadata.
+  @Override public LocationProvider locationProvider() { return temp(current()).locationProvider(); }
+
+  @Override
+  public String metadataFileLocation(String name) {
+    return temp(current()).metadataFileLocation(name);
+  }
+
+  private TableMetadata check(TableMetadata found) {
+    if (found == null || found == unchecked) {
+      return found == null ? null : checked;
+    }
+    String location = found.metadataFileLocation();
+    Map<String, String> pinned = pins.read(identifier);
+    boolean isPinned = location.equals(pinned.get(JdbcPins.LOCATION));
+    if (!isPinned) {
+      TableMetadata now = inner.refresh();
+      if (now != found) {
+        return check(now); // another writer was between location and pins
+      }
+    }
     byte[] stored = stored(location);
-    isConfirmed = location.equals(pinned.get(JdbcPins.LOCATION));
     refuseIf(
-        isConfirmed && !sha256(stored).equals(pinned.get(JdbcPins.SHA256)),
+        isPinned && !sha256(stored).equals(pinned.get(JdbcPins.SHA256)),
         "%s is not the file that the catalog knows: somebody has changed it", location);
     TableMetadata metadata = TableMetadataParser.read(new InMemoryInputFile(location, stored));
     String keyId = pinned.get(JdbcPins.KEY_ID);
     refuseIf(
         keyId != null && !keyId.equals(metadata.properties().get(KEY)),
         "the catalog knows '%s' as the key of the table %s, but %s names %s: somebody has replaced "
-            + "the metadata",
-        keyId, identifier, location, metadata.properties().get(KEY));
+            + "the metadata", keyId, identifier, location, metadata.properties().get(KEY));
+    isConfirmed = isPinned;
+    unchecked = found;
+    checked = metadata;
     return metadata;
   }
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
-    pins.inTransaction(
-        connection -> {
-          if (base == null) {
-            plain.commit(null, metadata);
-            requestRefresh();
-            pin(connection, null, metadata, plain.current().metadataFileLocation());
-          } else {
-            super.commit(base, metadata);
-          }
-          return null;
-        });
-  }
-
-  @Override
-  protected void doCommit(TableMetadata base, TableMetadata metadata) {
-    String location = writeNewMetadataIfRequired(false, metadata);
-    pins.inTransaction(
-        connection -> {
-          if (!pins.swap(connection, identifier, base.metadataFileLocation(), location)) {
-            throw new CommitFailedException("another writer has changed the table %s", identifier);
-          }
-          pin(connection, base, metadata, location);
-          return null;
-        });
-  }
-
-  private void pin(Connection connection, TableMetadata base, TableMetadata metadata, String location)
-      throws SQLException {
-    String keyId = metadata.properties().get(KEY);
-    if (keyId != null) {
-      pins.write(
-          connection, identifier,
-          Map.of(
-              JdbcPins.KEY_ID, keyId,
-              JdbcPins.LOCATION, hasStrangeFolder(base, metadata, location) ? UNCONFIRMED : location,
-              JdbcPins.SHA256, sha256(stored(location))));
-    } else if (base == null) {
-      pins.remove(connection, identifier); // left over from a table of that name
+    if (base != null && base != current()) {
+      throw new CommitFailedException("another writer has changed the table %s", identifier);
     }
+    String keyId = metadata.properties().get(KEY);
+    isUncertain = true; // until the transaction has ended well, and the table is read again
+    pins.inTransaction(
+        connection -> {
+          inner.commit(base == null ? null : unchecked, metadata);
+          String location = inner.refresh().metadataFileLocation();
+          if (keyId != null) {
+            String confirmed = hasStrangeFolder(base, metadata, location) ? UNCONFIRMED : location;
+            pins.write(
+                connection, identifier,
+                Map.of(
+                    JdbcPins.KEY_ID, keyId,
+                    JdbcPins.LOCATION, confirmed,
+                    JdbcPins.SHA256, sha256(stored(location))));
+          } else if (base == null) {
+            pins.remove(connection, identifier); // left over from a table of that name
+          }
+          return null;
+        });
   }
 
   /**
@@ -133,22 +124,21 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
    * nothing confirmed: then a pin must not confirm it.
    */
   private boolean hasStrangeFolder(TableMetadata base, TableMetadata metadata, String location) {
-    if (base == null || isConfirmed) {
-      return false;
-    }
-    String folder = location.replaceFirst("[^/]+/[^/]+$", "");
-    return isStrange(base.location(), metadata.location(), folder)
-        || Stream.of(FOLDERS)
-            .anyMatch(
-                name ->
-                    isStrange(
-                        base.properties().get(name), metadata.properties().get(name), folder));
+    String folder = oneForm(location.replaceFirst("[^/]+/[^/]+$", ""));
+    return base != null
+        && !isConfirmed
+        && folders(metadata)
+            .filter(folders(base).toList()::contains)
+            .anyMatch(named -> !named.substring(named.indexOf('=') + 1).startsWith(folder));
   }
 
-  private static boolean isStrange(String before, String after, String folder) {
-    return after != null
-        && Objects.equals(before, after)
-        && !oneForm(after + "/").startsWith(oneForm(folder));
+  /** Returns the folders with their names. */
+  private static Stream<String> folders(TableMetadata metadata) {
+    Stream<String> given =
+        FOLDERS.stream()
+            .filter(metadata.properties()::containsKey)
+            .map(name -> name + "=" + oneForm(metadata.properties().get(name) + "/"));
+    return Stream.concat(Stream.of("=" + oneForm(metadata.location() + "/")), given);
   }
 
   /** Hadoop writes {@code file:///} as {@code file:/}. */
@@ -165,10 +155,6 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
   }
 
   private static String sha256(byte[] bytes) {
-    try {
-      return HexFormat.of().formatHex(MessageDigest.getInstance("SHA-256").digest(bytes));
-    } catch (NoSuchAlgorithmException error) {
-      throw new IllegalStateException(error);
-    }
+    return Hashing.sha256().hashBytes(bytes).toString();
   }
 }

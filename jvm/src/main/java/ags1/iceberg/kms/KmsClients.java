@@ -1,8 +1,11 @@
 package ags1.iceberg.kms;
 
+import java.nio.ByteBuffer;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.concurrent.TimeUnit;
 import org.apache.iceberg.CatalogProperties;
 import org.apache.iceberg.encryption.EncryptionUtil;
 import org.apache.iceberg.encryption.KeyManagementClient;
@@ -19,12 +22,12 @@ public final class KmsClients {
 
   private KmsClients() {}
 
-  /** Returns the client; null if the properties name none. */
+  /** Returns the client, which remembers unwrapped keys; null if the properties name none. */
   public static KeyManagementClient of(Map<String, String> properties) {
     Map<String, String> named = withImpl(properties);
     return named.get(TYPE) == null && named.get(IMPL) == null
         ? null
-        : EncryptionUtil.createKmsClient(named);
+        : new Remembering(EncryptionUtil.createKmsClient(named));
   }
 
   /** Returns the properties in a form that Iceberg itself understands. */
@@ -38,5 +41,44 @@ public final class KmsClients {
     named.remove(TYPE);
     named.put(IMPL, ours.getName());
     return named;
+  }
+
+  /** Refuses a property. Throws IllegalArgumentException. */
+  public static void refuseIf(boolean refused, String message, Object... arguments) {
+    if (refused) {
+      throw new IllegalArgumentException(String.format(message, arguments));
+    }
+  }
+
+  /**
+   * Remembers unwrapped keys for an hour at most, as Iceberg's encryption managers do. Each version
+   * of a table's metadata has a manager of its own. The keys are not serialized.
+   */
+  private static final class Remembering implements KeyManagementClient {
+    private static final long LIFETIME_NS = TimeUnit.HOURS.toNanos(1);
+    private static final int MAX_KEYS = 10_000;
+
+    private final KeyManagementClient inner;
+    private transient Map<List<Object>, ByteBuffer> keys;
+    private transient long sinceNs;
+
+    private Remembering(KeyManagementClient inner) { this.inner = inner; }
+
+    @Override public void initialize(Map<String, String> properties) {} // it is, inside
+    @Override public ByteBuffer wrapKey(ByteBuffer key, String id) { return inner.wrapKey(key, id); }
+
+    @Override
+    public synchronized ByteBuffer unwrapKey(ByteBuffer wrapped, String keyId) {
+      long now = System.nanoTime();
+      if (keys == null || keys.size() >= MAX_KEYS || now - sinceNs > LIFETIME_NS) {
+        keys = new HashMap<>();
+        sinceNs = now;
+      }
+      List<Object> asked = List.of(keyId, wrapped.duplicate());
+      return keys.computeIfAbsent(asked, none -> inner.unwrapKey(wrapped.duplicate(), keyId))
+          .duplicate();
+    }
+
+    @Override public void close() { inner.close(); }
   }
 }

@@ -1,67 +1,204 @@
 package ags1.iceberg.kms;
 
+import static ags1.iceberg.kms.KmsClients.refuseIf;
+import static java.nio.charset.StandardCharsets.UTF_8;
+
 import java.nio.ByteBuffer;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.Base64;
+import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
-import org.apache.iceberg.encryption.KeyManagementClient;
+import java.util.Objects;
+import java.util.Set;
+import org.bouncycastle.crypto.generators.SCrypt;
+import org.json.JSONException;
+import org.json.JSONObject;
 
 /**
- * The master keys of a keyring file, which {@code ags1 keygen} makes.
+ * The master keys of a keyring file, which {@code ags1 keygen} makes. With a passphrase, the keys in
+ * the file are encrypted under a key that scrypt derives. {@code ags1/kms/keyring.py} describes the
+ * file, which is only read here. The properties are those of Python.
  *
  * <p>A wrapped key is {@code 01 | key version: uint32 BE | nonce(12) | ciphertext | tag(16)},
- * AES-256-GCM, with the first five bytes as additional data. The properties are those of Python:
- * {@code kms.local.keyring}, {@code kms.local.passphrase-file}, {@code kms.local.passphrase},
- * {@code kms.allow-readable-files}.
+ * AES-256-GCM, with the first five bytes as additional data.
  */
-public final class LocalKms implements KeyManagementClient {
+public final class LocalKms extends Kms {
+  private static final String PREFIX = "kms.local.";
+  private static final String PASSPHRASE = PREFIX + "passphrase";
+  private static final String PASSPHRASE_FILE = PREFIX + "passphrase-file";
   private static final byte FORMAT = 1;
   private static final int PREFIX_SIZE = 5;
+  private static final int KEY_SIZE = 32;
+  private static final int SALT_SIZE = 16;
+  private static final int MAX_SIZE = 16 << 20;
+  private static final int MAX_PASSPHRASE_SIZE = 64 << 10;
+  private static final int MAX_P = 4;
+  private static final long MAX_MEMORY = 512 << 20;
 
-  private KmsProperties properties;
-  private transient Keyring keyring;
+  private transient boolean allowReadable;
+  private transient Path path;
+  private transient Map<String, MasterKey> keys;
+  private transient String seen;
+  // The header of the protection, and the key that was derived for it.
+  private transient String derivedFor;
+  private transient byte[] derived;
+
+  /** {@code current} is the version that wraps. */
+  private record MasterKey(long current, Map<Long, byte[]> versions) {}
 
   @Override
-  public void initialize(Map<String, String> given) {
-    properties = new KmsProperties(given);
-    keyring();
+  void open() {
+    checkNames(PREFIX, List.of("keyring", "passphrase", "passphrase-file"));
+    refuseBoth(PASSPHRASE, PASSPHRASE_FILE);
+    allowReadable = flag("kms.allow-readable-files", false);
+    String given = get(PREFIX + "keyring", System.getenv("AGS1_KEYRING"));
+    String folder = Objects.requireNonNullElse(System.getenv("XDG_CONFIG_HOME"), "");
+    String ours = (folder.startsWith("/") ? folder : "~/.config") + "/ags1/keyring.json";
+    path = PrivateFile.expanded(given == null || given.isEmpty() ? ours : given);
   }
 
   @Override
-  public ByteBuffer wrapKey(ByteBuffer key, String keyId) {
-    Keyring.MasterKey master = keyring().get(keyId, null);
+  byte[] wrap(byte[] key, String keyId) {
+    MasterKey master = masterKey(keyId, null);
     byte[] prefix =
         ByteBuffer.allocate(PREFIX_SIZE).put(FORMAT).putInt((int) master.current()).array();
-    byte[] masterKey = master.versions().get(master.current());
-    byte[] sealed = AesGcm.seal(masterKey, AesGcm.bytes(key), prefix);
-    return ByteBuffer.allocate(PREFIX_SIZE + sealed.length).put(prefix).put(sealed).flip();
+    byte[] sealed = seal(master.versions().get(master.current()), key, prefix);
+    return ByteBuffer.allocate(PREFIX_SIZE + sealed.length).put(prefix).put(sealed).array();
   }
 
   @Override
-  public ByteBuffer unwrapKey(ByteBuffer wrapped, String keyId) {
-    ByteBuffer rest = wrapped.duplicate();
-    if (rest.remaining() < PREFIX_SIZE || rest.get(rest.position()) != FORMAT) {
-      throw new KmsException(
-          "no keyring wrapped it: the master key '%s' is another KMS's, or the wrapped key is "
-              + "damaged",
-          keyId);
-    }
-    byte[] prefix = new byte[PREFIX_SIZE];
-    rest.get(prefix);
+  byte[] unwrap(byte[] wrapped, String keyId) {
+    KmsException.when(
+        wrapped.length < PREFIX_SIZE || wrapped[0] != FORMAT,
+        "no keyring wrapped it: the key '%s' is another KMS's, or it is damaged", keyId);
+    byte[] prefix = Arrays.copyOf(wrapped, PREFIX_SIZE);
     long version = Integer.toUnsignedLong(ByteBuffer.wrap(prefix).getInt(1));
-    byte[] masterKey = keyring().get(keyId, version).versions().get(version);
-    byte[] key = AesGcm.open(masterKey, AesGcm.bytes(rest), prefix);
-    if (key == null) {
-      throw new KmsException(
-          "the master key '%s' in %s does not open the wrapped key: another key of that name "
-              + "wrapped it, or it was changed",
-          keyId, keyring());
-    }
-    return ByteBuffer.wrap(key);
+    byte[] sealed = Arrays.copyOfRange(wrapped, PREFIX_SIZE, wrapped.length);
+    byte[] key = opened(masterKey(keyId, version).versions().get(version), sealed, prefix);
+    KmsException.when(
+        key == null,
+        "the master key '%s' in %s does not open the wrapped key: another key of that name "
+            + "wrapped it, or it was changed", keyId, this);
+    return key;
   }
 
-  private synchronized Keyring keyring() {
-    if (keyring == null) {
-      keyring = new Keyring(properties);
+  @Override public String toString() { return "the keyring " + path; }
+
+  /**
+   * Returns a master key. Before it wraps, the file is read again if it has changed; before it
+   * unwraps, if the version is missing.
+   */
+  private synchronized MasterKey masterKey(String name, Long version) {
+    MasterKey key = keys == null ? null : keys.get(name);
+    if (version == null || key == null || !key.versions().containsKey(version)) {
+      refresh();
+      key = keys.get(name);
     }
-    return keyring;
+    KmsException.when(
+        key == null,
+        "no master key '%s' in %s: name the keyring that has it. `ags1 keygen --name NAME` makes "
+            + "another key, which does not open what that one wrapped", name, this);
+    KmsException.when(
+        version != null && !key.versions().containsKey(version),
+        "the master key '%s' in %s has no version %s", name, this, version);
+    return key;
+  }
+
+  private void refresh() {
+    if (keys != null && Objects.equals(seen, PrivateFile.identity(path))) {
+      return;
+    }
+    PrivateFile.Content content = PrivateFile.read(path, MAX_SIZE, "keyring", allowReadable);
+    KmsException.when(
+        content == null,
+        "there is no keyring %s: kms.local.keyring names one, and ags1 keygen makes one", path);
+    try {
+      keys = parsed(unprotected(json(content.bytes())));
+    } catch (JSONException | ClassCastException | IllegalArgumentException damaged) {
+      throw new KmsException("%s is damaged", this); // the cause may quote a key
+    }
+    seen = content.identity();
+  }
+
+  /** Returns the object {@code keys} of a keyring. */
+  private JSONObject unprotected(JSONObject document) {
+    Object version = document.opt("version");
+    KmsException.when(
+        !"ags1-keyring".equals(document.opt("format")) || !Set.<Object>of(1, 2).contains(version),
+        "%s is not a keyring of ags1, or of a version that is unknown", path);
+    if (version.equals(1)) {
+      KmsException.when(
+          derived != null || get(PASSPHRASE, get(PASSPHRASE_FILE, null)) != null,
+          "a passphrase is given for %s, which has none: it may be another one than yours", this);
+      return document.getJSONObject("keys");
+    }
+    JSONObject protection = document.getJSONObject("protection");
+    // As Python's json.dumps with sorted names.
+    String header =
+        String.format(
+            "{\"format\":\"ags1-keyring\",\"protection\":{\"kdf\":\"%s\",\"n\":%s,\"p\":%s,\"r\":%s,"
+                + "\"salt\":\"%s\"},\"version\":2}",
+            protection.get("kdf"), protection.get("n"), protection.get("p"), protection.get("r"),
+            protection.get("salt"));
+    byte[] key = header.equals(derivedFor) ? derived : derive(protection);
+    byte[] text = opened(key, base64(document.getString("keys")), header.getBytes(UTF_8));
+    KmsException.when(text == null, "the passphrase does not open %s", this);
+    derived = key;
+    derivedFor = header;
+    return json(text);
+  }
+
+  private byte[] derive(JSONObject protection) {
+    int n = (Integer) protection.get("n");
+    int r = (Integer) protection.get("r");
+    int p = (Integer) protection.get("p");
+    byte[] salt = base64(protection.getString("salt"));
+    KmsException.when(
+        !protection.get("kdf").equals("scrypt") || protection.length() != 5
+            || n < 2 || r < 1 || p < 1 || p > MAX_P || 128L * r > MAX_MEMORY / n
+            || Integer.bitCount(n) != 1 || (r == 1 && n >= 1 << 16) || salt.length != SALT_SIZE,
+        "%s is damaged, or somebody changed it: its scrypt parameters are out of bounds", this);
+    return SCrypt.generate(passphrase(), salt, n, r, p, KEY_SIZE);
+  }
+
+  private static Map<String, MasterKey> parsed(JSONObject document) {
+    Map<String, MasterKey> parsed = new HashMap<>();
+    for (String name : document.keySet()) {
+      JSONObject versions = document.getJSONObject(name).getJSONObject("versions");
+      Map<Long, byte[]> byNumber = new HashMap<>();
+      for (String number : versions.keySet()) {
+        byte[] key = base64(versions.getJSONObject(number).getString("key"));
+        refuseIf(!number.matches("[1-9][0-9]*") || key.length != KEY_SIZE, "%s", name);
+        byNumber.put(Integer.toUnsignedLong(Integer.parseUnsignedInt(number)), key);
+      }
+      long current = ((Number) document.getJSONObject(name).get("current")).longValue();
+      refuseIf(!byNumber.containsKey(current), "%s", name);
+      parsed.put(name, new MasterKey(current, byNumber));
+    }
+    return parsed;
+  }
+
+  private static byte[] base64(String text) { return Base64.getDecoder().decode(text); }
+
+  private byte[] passphrase() {
+    String file = get(PASSPHRASE_FILE, null);
+    String given = get(PASSPHRASE, null);
+    KmsException.when(
+        file == null && given == null,
+        "%s is protected by a passphrase, and none was given: set %s", this, PASSPHRASE_FILE);
+    if (file == null) {
+      return given.getBytes(UTF_8);
+    }
+    PrivateFile.Content content =
+        PrivateFile.read(
+            PrivateFile.expanded(file), MAX_PASSPHRASE_SIZE, "passphrase file", allowReadable);
+    byte[] bytes = content == null ? new byte[0] : content.bytes();
+    boolean hasNewline = bytes.length > 0 && bytes[bytes.length - 1] == '\n';
+    KmsException.when(
+        bytes.length == (hasNewline ? 1 : 0),
+        "the passphrase file %s is empty, or there is none", file);
+    return Arrays.copyOf(bytes, bytes.length - (hasNewline ? 1 : 0));
   }
 }

@@ -1,5 +1,7 @@
 package ags1.iceberg.kms;
 
+import static java.nio.charset.StandardCharsets.ISO_8859_1;
+
 import com.sun.security.auth.module.UnixSystem;
 import java.io.IOException;
 import java.io.InputStream;
@@ -11,7 +13,9 @@ import java.util.Objects;
 import java.util.TreeMap;
 
 /** Small private files. One that others may read or write is refused, as ssh refuses keys. */
-final class PrivateFile {
+public final class PrivateFile {
+  static final String CREDENTIAL = "[\\x21-\\x7e]{1,65536}";
+
   private PrivateFile() {}
 
   /** {@code identity} changes if the file is replaced or written. */
@@ -23,9 +27,7 @@ final class PrivateFile {
       Map<String, Object> attributes = attributes(path);
       check(path, attributes, what, allowReadable);
       byte[] bytes = file.readNBytes(maxSize + 1);
-      if (bytes.length > maxSize) {
-        throw new KmsException("the %s %s is too large", what, path);
-      }
+      KmsException.when(bytes.length > maxSize, "the %s %s is too large", what, path);
       return new Content(bytes, attributes.toString());
     } catch (NoSuchFileException missing) {
       return null;
@@ -42,13 +44,23 @@ final class PrivateFile {
     }
   }
 
-  /** Returns a path with the home folder of this process's user for a {@code ~} in front. */
-  static Path expanded(String path) {
-    return Path.of(path.matches("~(/.*)?") ? home() + path.substring(1) : path);
+  /** Returns a token or the like from a file, whose owner may let others read it. */
+  public static String credential(String path) {
+    try (InputStream file = Files.newInputStream(expanded(path))) {
+      String text = new String(file.readNBytes(65_537), ISO_8859_1).strip();
+      if (text.matches(CREDENTIAL)) {
+        return text;
+      }
+    } catch (IOException error) {
+      throw new KmsException("cannot read the credential in %s (%s)", path, error.getClass());
+    }
+    throw new KmsException("there is no credential in %s", path);
   }
 
-  static String home() {
-    return Objects.requireNonNullElse(System.getenv("HOME"), System.getProperty("user.home"));
+  /** Returns a path with the home folder of this process's user for a {@code ~} in front. */
+  static Path expanded(String path) {
+    String home = Objects.requireNonNullElse(System.getenv("HOME"), System.getProperty("user.home"));
+    return Path.of(path.matches("~(/.*)?") ? home + path.substring(1) : path);
   }
 
   private static Map<String, Object> attributes(Path path) throws IOException {
@@ -60,19 +72,15 @@ final class PrivateFile {
       Path path, Map<String, Object> attributes, String what, boolean allowReadable) {
     long uid = Integer.toUnsignedLong((Integer) attributes.get("uid"));
     boolean mine = uid == new UnixSystem().getUid();
-    if (!mine && uid != 0) {
-      throw new KmsException(
-          "the %s %s belongs to another user (uid %s), who can change it at any time: use a file "
-              + "that belongs to you or to root",
-          what, path, uid);
-    }
+    KmsException.when(
+        !mine && uid != 0,
+        "the %s %s belongs to another user (uid %s), who can change it: use a file of your own",
+        what, path, uid);
     int mode = (Integer) attributes.get("mode") & 07777;
-    if ((mode & (mine && !allowReadable ? 0077 : 0022)) != 0) {
-      throw new KmsException(
-          "the %s %s is open to others (mode %04o), who may have read or changed it: run chmod 600 "
-              + "on it before you use it, or, if only reading is open and nobody else can reach "
-              + "it, set kms.allow-readable-files to true",
-          what, path, mode);
-    }
+    KmsException.when(
+        (mode & (mine && !allowReadable ? 0077 : 0022)) != 0,
+        "the %s %s is open to others (mode %04o), who may have read or changed it: run chmod 600 "
+            + "on it, or, if it is open for reading only, set kms.allow-readable-files to true",
+        what, path, mode);
   }
 }

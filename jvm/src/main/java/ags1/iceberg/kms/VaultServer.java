@@ -1,14 +1,15 @@
 package ags1.iceberg.kms;
 
-import static java.nio.charset.StandardCharsets.ISO_8859_1;
-import static java.nio.charset.StandardCharsets.UTF_8;
+import static ags1.iceberg.kms.KmsClients.refuseIf;
 
 import java.io.IOException;
 import java.io.InputStream;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
+import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
+import java.net.http.HttpResponse.BodyHandlers;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.security.GeneralSecurityException;
@@ -16,12 +17,12 @@ import java.security.KeyStore;
 import java.security.cert.Certificate;
 import java.security.cert.CertificateFactory;
 import java.time.Duration;
-import java.util.Arrays;
+import java.util.List;
 import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.stream.Stream;
 import javax.net.ssl.SSLContext;
+import javax.net.ssl.SSLHandshakeException;
 import javax.net.ssl.TrustManagerFactory;
 import org.json.JSONArray;
 import org.json.JSONException;
@@ -34,22 +35,22 @@ import org.json.JSONObject;
  */
 final class VaultServer {
   private static final String PREFIX = "kms.vault.";
-  private static final String[] KNOWN = {
-    "url", "namespace", "mount-path", "ca-cert", "auth", "token", "token-file", "role-id",
-    "secret-id", "secret-id-file", "auth-mount-path", "role", "jwt-file", "verify"
-  };
-  private static final String DEFAULT_JWT_FILE =
-      "/var/run/secrets/kubernetes.io/serviceaccount/token";
+  private static final List<String> KNOWN =
+      List.of(
+          "url", "namespace", "mount-path", "ca-cert", "auth", "token", "token-file", "role-id",
+          "secret-id", "secret-id-file", "auth-mount-path", "role", "jwt-file", "verify");
+  private static final String JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+  private static final String URL =
+      "https?://(\\[[0-9A-Fa-f:.]+\\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[^?#\\s]*)?";
   private static final String LOOPBACK =
-      "(?i)localhost|.*\\.localhost|127(\\.[0-9]{1,3}){3}|\\[(0*:)+0*1\\]";
-  private static final String CREDENTIAL = "[\\x21-\\x7e]{1,65536}";
+      "(?i)http://(localhost|.*\\.localhost|127(\\.[0-9]{1,3}){3}|\\[(0*:)+0*1\\])([:/].*)?";
   private static final int MAX_ANSWER_SIZE = 4 << 20;
   // 412: a replica is not yet up to date. A login with a wrong secret ID may give a 500.
   private static final Set<Integer> TRANSIENT = Set.of(412, 429, 500, 502, 503, 504);
   private static final long FIRST_WAIT_MS = 200;
   private static final long MAX_WAIT_MS = 10_000;
 
-  private final KmsProperties properties;
+  private final Kms properties;
   private final String url;
   private final String namespace;
   private final String auth;
@@ -59,9 +60,7 @@ final class VaultServer {
 
   /** {@code body} is null if the answer has not the form of Vault's. */
   record Answer(int status, JSONObject body) {
-    boolean isGood() {
-      return body != null && (status == 200 || status == 204);
-    }
+    boolean isGood() { return body != null && (status == 200 || status == 204); }
 
     JSONObject object(String name) {
       JSONObject found = body.optJSONObject(name);
@@ -73,31 +72,27 @@ final class VaultServer {
       return errors == null ? "" : errors.join("; ");
     }
 
-    @Override
-    public String toString() {
-      return "Answer[status=" + status + "]";
-    }
+    @Override public String toString() { return "Answer[status=" + status + "]"; }
   }
 
-  VaultServer(KmsProperties properties) {
+  VaultServer(Kms properties) {
     this.properties = properties;
-    properties.checkNames(PREFIX, Arrays.asList(KNOWN));
+    properties.checkNames(PREFIX, KNOWN);
     properties.refuseBoth(PREFIX + "token", PREFIX + "token-file");
     properties.refuseBoth(PREFIX + "secret-id", PREFIX + "secret-id-file");
-    if (!properties.flag(PREFIX + "verify", true)) {
-      throw new IllegalArgumentException(
-          "kms.vault.verify=false is for Python alone: name the authority in kms.vault.ca-cert");
-    }
+    refuseIf(
+        !properties.flag(PREFIX + "verify", true),
+        "kms.vault.verify=false is for Python alone: name the authority in kms.vault.ca-cert");
     url = checkedUrl();
-    namespace = get("namespace", System.getenv("VAULT_NAMESPACE"));
+    namespace = get("namespace", Objects.requireNonNullElse(System.getenv("VAULT_NAMESPACE"), ""));
     auth = get("auth", "token");
-    switch (auth) {
-      case "token" -> {}
-      case "approle" -> properties.require(PREFIX + "role-id");
-      case "kubernetes" -> properties.require(PREFIX + "role");
-      default -> throw new IllegalArgumentException(
-          "the property 'kms.vault.auth' is none of 'token', 'approle', 'kubernetes'");
-    }
+    refuseIf(
+        !List.of("token", "approle", "kubernetes").contains(auth),
+        "the property 'kms.vault.auth' is none of 'token', 'approle', 'kubernetes'");
+    String role = auth.equals("approle") ? "role-id" : "role";
+    refuseIf(
+        !auth.equals("token") && get(role, null) == null,
+        "the property 'kms.vault.%s' is missing", role);
     maxAttempts = properties.number("kms.max-attempts", 4, 100);
     HttpClient.Builder builder =
         HttpClient.newBuilder()
@@ -114,13 +109,11 @@ final class VaultServer {
     http = builder.build();
   }
 
-  String mountPath() {
-    return path("mount-path", "transit");
-  }
+  String mountPath() { return path("mount-path", "transit"); }
 
   @Override
   public String toString() {
-    return "Vault's " + (namespace == null ? "" : namespace + "/") + mountPath() + " at " + url;
+    return "Vault's " + (namespace.isEmpty() ? "" : namespace + "/") + mountPath() + " at " + url;
   }
 
   /** Calls Vault. If the token has expired and {@code renews}, calls again with another one. */
@@ -145,10 +138,8 @@ final class VaultServer {
     String why = quote && !said.matches("(?s).*\\b(hv[sbr]|[sbr])\\.\\w.*") ? said : "";
     if (status == 401 || status == 403) {
       why = "the token is wrong or has expired, or its policy does not allow it";
-    } else if (status >= 300 && status < 400) {
-      why = "it names another address, which is not followed: set kms.vault.url to that address";
     } else if (answer.body() == null) {
-      why = "it does not answer as Vault does: is it another server, or a proxy?";
+      why = "it does not answer as Vault does: is it a proxy, or has it another address?";
     } else if (said.contains("no handler for route")) {
       why = "nothing is mounted there: see kms.vault.mount-path, auth-mount-path and namespace";
     } else if (TRANSIENT.contains(status)) {
@@ -160,7 +151,7 @@ final class VaultServer {
   /** Returns a token other than {@code used}; null if there is none. */
   private synchronized String otherToken(String used) {
     if (Objects.equals(token, used) && (used == null || hasExpired(used))) {
-      token = logIn();
+      token = auth.equals("token") ? configuredToken() : logIn();
     }
     return Objects.equals(token, used) ? null : token;
   }
@@ -173,29 +164,25 @@ final class VaultServer {
   }
 
   private String logIn() {
-    if (auth.equals("token")) {
-      return configuredToken();
-    }
     JSONObject body = new JSONObject();
     if (auth.equals("approle")) {
       String file = get("secret-id-file", null);
       body.put("role_id", get("role-id", null));
-      body.putOpt("secret_id", file == null ? get("secret-id", null) : credential(file));
+      body.putOpt("secret_id", file == null ? get("secret-id", null) : PrivateFile.credential(file));
     } else {
       body.put("role", get("role", null));
-      body.put("jwt", credential(get("jwt-file", DEFAULT_JWT_FILE)));
+      body.put("jwt", PrivateFile.credential(get("jwt-file", JWT_FILE)));
     }
-    Answer answer = send("POST", "auth/" + path("auth-mount-path", auth) + "/login", null, body);
+    String mount = "auth/" + path("auth-mount-path", auth);
+    Answer answer = send("POST", mount + "/login", "", body);
     // Some versions of Vault say 500 to a wrong secret ID.
-    if (Set.of(400, 401, 403).contains(answer.status())
-        || answer.errors().contains("invalid secret id")) {
-      throw new KmsException(
-          "Vault at %s refused the login by %s: the role or credential is wrong or has expired, or "
-              + "nothing is mounted at auth/%s (HTTP %s)",
-          url, auth, path("auth-mount-path", auth), answer.status());
-    }
+    KmsException.when(
+        Set.of(400, 401, 403).contains(answer.status())
+            || answer.errors().contains("invalid secret id"),
+        "Vault at %s refused the login by %s: the role or credential is wrong or has expired, or "
+            + "nothing is mounted at %s (HTTP %s)", url, auth, mount, answer.status());
     String given = answer.isGood() ? answer.object("auth").optString("client_token") : "";
-    if (!given.matches(CREDENTIAL)) {
+    if (!given.matches(PrivateFile.CREDENTIAL)) {
       throw failure(answer, "log in by " + auth, false);
     }
     return given;
@@ -204,65 +191,48 @@ final class VaultServer {
   private String configuredToken() {
     String file = get("token-file", null);
     String given = get("token", System.getenv("VAULT_TOKEN"));
-    Path own = Path.of(PrivateFile.home(), ".vault-token");
-    if (file != null || (given == null && Files.exists(own))) {
-      return credential(file == null ? own.toString() : file);
+    if (file != null || (given == null && Files.exists(PrivateFile.expanded("~/.vault-token")))) {
+      return PrivateFile.credential(file == null ? "~/.vault-token" : file);
     }
-    if (given == null || !given.strip().matches(CREDENTIAL)) {
-      throw new KmsException(
-          "there is no token for Vault: kms.vault.token-file, kms.vault.token, VAULT_TOKEN or `vault "
-              + "login` gives one, or kms.vault.auth is approle or kubernetes");
-    }
+    KmsException.when(
+        given == null || !given.strip().matches(PrivateFile.CREDENTIAL),
+        "there is no token for Vault: set kms.vault.token-file or VAULT_TOKEN, or kms.vault.auth");
     return given.strip();
   }
 
-  private static String credential(String path) {
-    try (InputStream file = Files.newInputStream(PrivateFile.expanded(path))) {
-      String text = new String(file.readNBytes(65_537), ISO_8859_1).strip();
-      if (text.matches(CREDENTIAL)) {
-        return text;
-      }
-    } catch (IOException error) {
-      throw new KmsException("cannot read the credential in %s (%s)", path, error.getClass());
-    }
-    throw new KmsException("there is no credential in %s", path);
-  }
-
   private Answer send(String method, String path, String withToken, JSONObject body) {
+    String content = body == null ? "" : body.toString();
     HttpRequest.Builder request =
         HttpRequest.newBuilder(URI.create(url + "/v1/" + path))
             .timeout(timeout("kms.read-timeout-ms", 10_000))
             .header("X-Vault-Request", "true")
-            .method(
-                method,
-                body == null
-                    ? HttpRequest.BodyPublishers.noBody()
-                    : HttpRequest.BodyPublishers.ofString(body.toString()));
-    Stream.of(new String[] {"X-Vault-Token", withToken}, new String[] {"X-Vault-Namespace", namespace})
-        .filter(header -> header[1] != null && !header[1].isEmpty())
-        .forEach(header -> request.header(header[0], header[1]));
+            .method(method, BodyPublishers.ofString(content));
+    if (!withToken.isEmpty()) {
+      request.header("X-Vault-Token", withToken);
+    }
+    if (!namespace.isEmpty()) {
+      request.header("X-Vault-Namespace", namespace);
+    }
     for (int attempt = 1; ; attempt++) {
       try {
         HttpResponse<InputStream> response =
-            http.send(request.build(), HttpResponse.BodyHandlers.ofInputStream());
+            http.send(request.build(), BodyHandlers.ofInputStream());
         int status = response.statusCode();
         boolean again = TRANSIENT.contains(status) && !(status == 500 && path.startsWith("auth/"));
-        try (InputStream content = response.body()) {
+        try (InputStream answer = response.body()) {
           if (!again || attempt == maxAttempts) {
-            return answer(status, content.readNBytes(MAX_ANSWER_SIZE + 1));
+            return answer(status, answer.readNBytes(MAX_ANSWER_SIZE + 1));
           }
         }
         // Random, so that workers that failed together do not try again together.
         long longest = Math.min(FIRST_WAIT_MS << Math.min(attempt - 1, 16), MAX_WAIT_MS);
         Thread.sleep(ThreadLocalRandom.current().nextLong(longest / 2, longest));
       } catch (IOException error) {
-        boolean tls = error instanceof javax.net.ssl.SSLHandshakeException;
+        boolean tls = error instanceof SSLHandshakeException;
         if (tls || attempt == maxAttempts) {
           throw new KmsException(
-              "Vault at %s cannot be reached, in at most %s attempts: %s",
-              url, maxAttempts,
-              tls ? "its certificate is not trusted; kms.vault.ca-cert names a file with the "
-                      + "certificate of the authority that signed it"
+              "Vault at %s cannot be reached, in at most %s attempts: %s", url, maxAttempts,
+              tls ? "its certificate is not trusted; kms.vault.ca-cert names that of its authority"
                   : error.getClass().getName());
         }
       } catch (InterruptedException interrupted) {
@@ -273,12 +243,12 @@ final class VaultServer {
   }
 
   private static Answer answer(int status, byte[] content) {
-    if (content.length == 0) {
-      return new Answer(status, status == 204 ? new JSONObject() : null);
-    }
     try {
-      JSONObject body = KmsProperties.json(new String(content, UTF_8));
-      return new Answer(status, status == 200 || body.has("errors") ? body : null);
+      JSONObject body =
+          content.length == 0 && status == 204
+              ? new JSONObject()
+              : Kms.json(content);
+      return new Answer(status, status <= 204 || body.has("errors") ? body : null);
     } catch (JSONException noJson) {
       return new Answer(status, null);
     }
@@ -286,28 +256,14 @@ final class VaultServer {
 
   private String checkedUrl() {
     String text = get("url", System.getenv("VAULT_ADDR"));
-    URI address = null;
-    try {
-      address = text == null ? null : new URI(text);
-    } catch (java.net.URISyntaxException wrong) {
-      // as below; the text may hold a password
-    }
-    if (address == null
-        || !Set.of("http", "https").contains(String.valueOf(address.getScheme()))
-        || address.getHost() == null
-        || address.getRawUserInfo() != null
-        || address.getRawQuery() != null
-        || address.getRawFragment() != null) {
-      throw new IllegalArgumentException(
-          "the property 'kms.vault.url' (or VAULT_ADDR) is not of the form https://host:8200/path");
-    }
-    if (address.getScheme().equals("http")
-        && !address.getHost().matches(LOOPBACK)
-        && !properties.flag("kms.allow-plaintext-http", false)) {
-      throw new IllegalArgumentException(
-          "the property 'kms.vault.url' (or VAULT_ADDR) is not https: keys would cross the network "
-              + "unencrypted; give an https address, or set 'kms.allow-plaintext-http' to 'true'");
-    }
+    refuseIf( // without the text, which may hold a password
+        text == null || !text.matches(URL),
+        "the property 'kms.vault.url' (or VAULT_ADDR) is not of the form https://host:8200/path");
+    refuseIf(
+        text.startsWith("http:") && !text.matches(LOOPBACK)
+            && !properties.flag("kms.allow-plaintext-http", false),
+        "the property 'kms.vault.url' (or VAULT_ADDR) is not https: keys would cross the network "
+            + "unencrypted; give an https address, or set 'kms.allow-plaintext-http' to 'true'");
     return text.replaceAll("/+$", "");
   }
 
@@ -321,10 +277,9 @@ final class VaultServer {
 
   private String path(String name, String otherwise) {
     String path = get(name, otherwise).replaceAll("^/+|/+$", "");
-    if (!path.matches("[\\w-][\\w.-]*(/[\\w-][\\w.-]*)*")) {
-      throw new IllegalArgumentException(
-          "the property '" + PREFIX + name + "' is not the path of a mount");
-    }
+    refuseIf(
+        !path.matches("[\\w-][\\w.-]*(/[\\w-][\\w.-]*)*"),
+        "the property '%s%s' is not the path of a mount", PREFIX, name);
     return path;
   }
 
