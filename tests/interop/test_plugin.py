@@ -17,14 +17,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from aws_catalogs import aws_catalogs, environment, properties
-from aws_server import REGION
+from go_server import free_port
 from iceberg_tables import KMS_PROPERTIES
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.kms.local import create_key
+from ags1.spark.sql_catalog import sql_catalog
 
 from .corpus_table_readers import TABLES, at_its_location, in_order
 from .metastore import served_metastore
+from .postgres import postgres
 from .rest_server import rest_server
 from .spark import DATABASE, SparkTables, path_of
 
@@ -73,7 +75,10 @@ class Lake:
         return loaded
 
 
-@pytest.fixture(scope="module", params=["sql", "rest", "hive", "glue", "dynamodb"])
+POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.cluster)
+
+
+@pytest.fixture(scope="module", params=["sql", "rest", "hive", "glue", "dynamodb", POSTGRESQL])
 def lake(
     request: Any, spark: SparkTables, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lake]:
@@ -89,28 +94,30 @@ def lake(
     name = f"lake_{request.param}"
     warehouse = f"file://{folder}/warehouse"
     with ExitStack() as stack:
-        given: dict[str, str] = {}
-        python = {"type": request.param}
+        python, java = {"type": request.param, "warehouse": warehouse, **kms}, {}
         if request.param == "sql":
             python["uri"] = f"sqlite:///{folder}/catalog.db"
-            kind, given["uri"] = "Jdbc", f"jdbc:sqlite:{folder}/catalog.db"
+        elif request.param == "postgresql":
+            uri = stack.enter_context(postgres(free_port()))
+            python |= {"type": "sql", "uri": uri}
         elif request.param == "rest":
             python["uri"] = stack.enter_context(rest_server(folder, folder / "stderr.txt"))
-            kind, given["uri"] = "Rest", python["uri"]
         elif request.param == "hive":
-            # Iceberg's catalog there shares Spark's metastore.
-            kind, python["uri"] = "Hive", stack.enter_context(served_metastore(spark))
+            python["uri"] = stack.enter_context(served_metastore(spark))
         else:
             url = stack.enter_context(aws_catalogs()).url
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             for variable, value in environment(url).items():
                 patch.setenv(variable, value)
-            python = properties(request.param, url, warehouse)
-            kind = {"glue": "Glue", "dynamodb": "DynamoDb"}[request.param]
-            given = {f"{request.param}.endpoint": url, "client.region": REGION}
-            given["io-impl"] = "org.apache.iceberg.hadoop.HadoopFileIO"
-        spark.plugin_catalog(name, kind, {"warehouse": warehouse, **kms, **given})
-        ours = load_catalog(name, **(python | {"warehouse": warehouse} | kms))
+            python |= properties(request.param, url, warehouse)
+            java = {f"{request.param}.endpoint": url}
+        # Both languages take the keys of AWS from the environment.
+        named = {key: value for key, value in python.items() if "access-key" not in key}
+        java |= sql_catalog(name, named).properties
+        if request.param == "hive":
+            del java["uri"]  # Iceberg's catalog there shares Spark's metastore
+        spark.plugin_catalog(name, java)
+        ours = load_catalog(name, **python)
         ours.create_namespace_if_not_exists(DATABASE)
         yield Lake(ours, spark, name, folder)
         ours.close()
@@ -482,13 +489,14 @@ def corpus(spark: SparkTables, tmp_path_factory: pytest.TempPathFactory) -> Any:
         name = f"corpus_{key_id}_{required}"
         if (key_id, required) not in made:
             properties = {
+                "catalog-impl": "ags1.iceberg.EncryptedJdbcCatalog",
                 "uri": f"jdbc:sqlite:{folder}/{name}.db",
                 "warehouse": f"file:{folder}",
                 "encryption.trusted-key-ids": key_id,
                 "encryption.require-encrypted": required,
                 **KMS_PROPERTIES,
             }
-            made[key_id, required] = spark.plugin_catalog(name, "Jdbc", properties)
+            made[key_id, required] = spark.plugin_catalog(name, properties)
         return made[key_id, required]
 
     return catalog
