@@ -84,7 +84,7 @@ def serving(
         made = tempfile.TemporaryDirectory(prefix=f"ags1-{name}-", dir=memory)
         folder = Path(stack.enter_context(made))
         for attempt in range(3):
-            port = _free_port()
+            port = free_port()
             log = folder / f"{name}.log"
             with open(log, "wb") as output:
                 server = subprocess.Popen(
@@ -138,7 +138,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -4,7 +4,9 @@ Spark tells a Python data source neither which columns a query uses nor, in a wa
 on, which rows. These functions get both as arguments. The driver plans the scan in the caller's own
 process, and tasks read its parts::
 
-    session.range ──► one row for each part ──► mapInArrow: the rows of the part
+    session.range ──► an ID for each part ──► the part's description ──► mapInArrow: its rows
+                                                  │
+                        the descriptions of all parts, once on each executor
 
 All of it is DataFrames, so that it works on Spark Connect too. Only wrapped keys are in the plan.
 """
@@ -29,9 +31,9 @@ from .table_access import open_of_options
 from .workers import end_of_task
 
 _COUNT = StructType([StructField("count", LongType(), nullable=False)])
-_MOST_IDS = 100_000_000
-# A test of bits passes one ID in so many. It is cheaper than a division of each ID.
-_COARSE = 1024
+_MOST_IDS = 1_000_000
+# What Spark takes for the size of an ID with the one row of descriptions, whatever their size.
+_ID_SIZE = 860
 # What Spark counts for a row, and for a value of variable length, in bytes.
 _ROW_SIZE, _VALUE_SIZE = 8, 20
 
@@ -152,31 +154,31 @@ def frame_of(
 ) -> Any:
     """Return a DataFrame that has a task for each part, with what ``read`` yields for it.
 
+    The descriptions of all parts are one row, which Spark sends once to each executor. There each
+    task takes the description of its own part, and no other reaches its Python.
+
     Spark takes the size of the input for that of the output of ``mapInArrow``. An input of one ID
     for each part would make every table look small enough to be sent whole to each executor. So the
-    input is a range of IDs, of 8 bytes each, that is as large as the rows of the table, up to
-    800 MB. One of them for each part passes.
+    input is a range of IDs that Spark believes to be as large as the rows of the table, up to
+    860 MB. One of them for each part passes.
     """
     if not parts:
         return spark.createDataFrame([], schema)
     size = rows * (_ROW_SIZE + sum(map(_size, arrow_schema(schema).types)))
-    step = max(1, min(size // 8, _MOST_IDS) // len(parts))
-    passes = f"id % {step} = 0"
-    if step >= _COARSE:
-        step -= step % _COARSE
-        passes = f"id & {_COARSE - 1} = 0 AND id % {step} = 0"
+    step = max(1, min(size // _ID_SIZE, _MOST_IDS) // len(parts))
     job = parts[0].job
-    sent = [pickle.dumps(part.tasks) for part in parts]
+    sent = pa.array([[pickle.dumps(part.tasks) for part in parts]], pa.list_(pa.binary()))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for number in batch.column(0).to_pylist():
-                part = number // step
-                yield from read(TablePartition(job, pickle.loads(sent[part])))
+            for tasks in batch.column(0).to_pylist():
+                yield from read(TablePartition(job, pickle.loads(tasks)))
         end_of_task()
 
-    numbers = spark.range(0, step * len(parts), 1, len(parts))
-    return numbers.where(passes).mapInArrow(run, schema)
+    described = spark.createDataFrame(pa.table({"parts": sent})).hint("broadcast")
+    numbers = spark.range(0, step * len(parts), 1, len(parts)).where(f"id % {step} = 0")
+    own = numbers.crossJoin(described).selectExpr(f"parts[int(id div {step})] AS part")
+    return own.mapInArrow(run, schema)
 
 
 def _size(kind: pa.DataType) -> int:

@@ -47,7 +47,10 @@ def kms() -> KmsClient:
         )
 
 
-@pytest.fixture(scope="module", params=["sql", "rest", "hive", "glue", "dynamodb"])
+POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.cluster)
+
+
+@pytest.fixture(scope="module", params=["sql", "rest", "hive", "glue", "dynamodb", POSTGRESQL])
 def lake(
     request: Any, spark: SparkTables, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lake]:

@@ -27,6 +27,7 @@ COORDINATES = {
     "core-tests": "org.apache.iceberg:iceberg-core:1.11.0:jar:tests",
     "aws-bundle": "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
     "sqlite": "org.xerial:sqlite-jdbc:3.50.3.0",
+    "postgresql": "org.postgresql:postgresql:42.7.8",
 }
 # The REST server of the reference implementation, which the runtime above has not.
 REST_SERVER = (

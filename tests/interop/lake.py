@@ -12,12 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from aws_catalogs import aws_catalogs, environment, properties
-from aws_server import REGION
+from go_server import free_port
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.kms.local import create_key
+from ags1.spark.sql_catalog import sql_catalog
 
 from .metastore import served_metastore
+from .postgres import postgres
 from .rest_server import rest_server
 from .spark import DATABASE, SparkTables
 
@@ -65,7 +67,8 @@ class Lake:
 
 @contextmanager
 def lake_in(folder: Path, kind: str, spark: SparkTables) -> Iterator[Lake]:
-    """Make a catalog in a folder: ``sql``, ``rest``, ``hive``, ``glue`` or ``dynamodb``."""
+    """Make a catalog in a folder: ``sql``, ``rest``, ``hive``, ``glue``, ``dynamodb`` or
+    ``postgresql``."""
     keyring = folder / "keyring.json"
     create_key(str(keyring), "default")
     create_key(str(keyring), "other")
@@ -77,28 +80,30 @@ def lake_in(folder: Path, kind: str, spark: SparkTables) -> Iterator[Lake]:
     name = f"lake_{kind}_{next(_numbers)}"
     warehouse = f"file://{folder}/warehouse"
     with ExitStack() as stack:
-        given: dict[str, str] = {}
-        python = {"type": kind}
+        python, java = {"type": kind, "warehouse": warehouse, **kms}, {}
         if kind == "sql":
             python["uri"] = f"sqlite:///{folder}/catalog.db"
-            java, given["uri"] = "Jdbc", f"jdbc:sqlite:{folder}/catalog.db"
+        elif kind == "postgresql":
+            uri = stack.enter_context(postgres(free_port()))
+            python |= {"type": "sql", "uri": uri}
         elif kind == "rest":
             python["uri"] = stack.enter_context(rest_server(folder, folder / "stderr.txt"))
-            java, given["uri"] = "Rest", python["uri"]
         elif kind == "hive":
-            # Iceberg's catalog there shares Spark's metastore.
-            java, python["uri"] = "Hive", stack.enter_context(served_metastore(spark))
+            python["uri"] = stack.enter_context(served_metastore(spark))
         else:
             url = stack.enter_context(aws_catalogs()).url
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             for variable, value in environment(url).items():
                 patch.setenv(variable, value)
-            python = properties(kind, url, warehouse)
-            java = {"glue": "Glue", "dynamodb": "DynamoDb"}[kind]
-            given = {f"{kind}.endpoint": url, "client.region": REGION}
-            given["io-impl"] = "org.apache.iceberg.hadoop.HadoopFileIO"
-        spark.plugin_catalog(name, java, {"warehouse": warehouse, **kms, **given})
-        ours = load_catalog(name, **(python | {"warehouse": warehouse} | kms))
+            python |= properties(kind, url, warehouse)
+            java = {f"{kind}.endpoint": url}
+        # Both languages take the keys of AWS from the environment.
+        named = {key: value for key, value in python.items() if "access-key" not in key}
+        java |= sql_catalog(name, named).properties
+        if kind == "hive":
+            del java["uri"]  # Iceberg's catalog there shares Spark's metastore
+        spark.plugin_catalog(name, java)
+        ours = load_catalog(name, **python)
         ours.create_namespace_if_not_exists(DATABASE)
         yield Lake(ours, spark, name, folder)
         ours.close()

@@ -1,4 +1,5 @@
-"""PostgreSQL on a Unix socket, with a database in a temporary folder. Knows nothing of catalogs."""
+"""PostgreSQL on a Unix socket and, for Java, on a port of 127.0.0.1, with a database in a temporary
+folder. Knows nothing of catalogs."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _TIMEOUT_S = 60
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
-    """Start a server; give SQLAlchemy's URI of a database in it."""
+def postgres(port: int | None = None) -> Iterator[str]:
+    """Start a server; give SQLAlchemy's URI of a database in it, on the port if one is given."""
     try:
         import psycopg2  # noqa: F401 - what SQLAlchemy needs
     except ImportError as error:
@@ -33,12 +34,14 @@ def postgres() -> Iterator[str]:
         nobody = pwd.getpwnam("nobody")
         os.chown(folder, nobody.pw_uid, nobody.pw_gid)
         as_user |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-    options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+    address = "" if port is None else f"127.0.0.1 -c port={port}"
+    options = f"-c listen_addresses={address} -c unix_socket_directories={folder} -c fsync=off"
     try:
         _run([initdb, "-D", "data", "-A", "trust", "-U", "ags1", "-E", "UTF8", "-N"], **as_user)
         _run([pg_ctl, "-D", "data", "-l", "log", "-w", "-o", options, "start"], **as_user)
         try:
-            yield f"postgresql+psycopg2://ags1@/postgres?host={folder}"
+            place = f"/postgres?host={folder}" if port is None else f"127.0.0.1:{port}/postgres"
+            yield f"postgresql+psycopg2://ags1@{place}"
         finally:
             _run([pg_ctl, "-D", "data", "-m", "immediate", "stop"], **as_user)
     finally:

@@ -98,13 +98,9 @@ class SparkTables:
         }
         return self._add(name, conf)
 
-    def plugin_catalog(self, name: str, kind: str, properties: Mapping[str, str]) -> str:
-        """Make a catalog of our plug-in, ``ags1.iceberg.Encrypted<kind>Catalog``; return its
-        name."""
-        implementation = f"ags1.iceberg.Encrypted{kind}Catalog"
-        return self._add(
-            name, {"catalog-impl": implementation, "cache-enabled": "false", **properties}
-        )
+    def plugin_catalog(self, name: str, properties: Mapping[str, str]) -> str:
+        """Make a catalog of our plug-in, whose class ``catalog-impl`` names; return its name."""
+        return self._add(name, {"cache-enabled": "false", **properties})
 
     def _add(self, name: str, properties: Mapping[str, str]) -> str:
         self.session.conf.set(f"spark.sql.catalog.{name}", "org.apache.iceberg.spark.SparkCatalog")

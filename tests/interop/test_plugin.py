@@ -272,7 +272,9 @@ def test_a_secret_of_a_rest_catalog_comes_from_a_file(
         given = {"uri": f"http://127.0.0.1:{server.server_port}", "warehouse": "lake"}
         given[f"{name}-file"] = str(tmp_path / "secret")
         with pytest.raises(Exception, match="404"):
-            spark.plugin_catalog(f"secret_{name}", "Rest", given)
+            spark.plugin_catalog(
+                f"secret_{name}", {"catalog-impl": "ags1.iceberg.EncryptedRestCatalog", **given}
+            )
         server.shutdown()
     assert asked[0][0] == said
     assert said or "client_secret=4711" in asked[0][1]
@@ -405,13 +407,14 @@ def corpus(spark: SparkTables, tmp_path_factory: pytest.TempPathFactory) -> Any:
         name = f"corpus_{key_id}_{required}"
         if (key_id, required) not in made:
             properties = {
+                "catalog-impl": "ags1.iceberg.EncryptedJdbcCatalog",
                 "uri": f"jdbc:sqlite:{folder}/{name}.db",
                 "warehouse": f"file:{folder}",
                 "encryption.trusted-key-ids": key_id,
                 "encryption.require-encrypted": required,
                 **KMS_PROPERTIES,
             }
-            made[key_id, required] = spark.plugin_catalog(name, "Jdbc", properties)
+            made[key_id, required] = spark.plugin_catalog(name, properties)
         return made[key_id, required]
 
     return catalog

@@ -146,33 +146,43 @@ def test_spark_knows_about_how_large_a_table_is(
     assert 0.5 < int(str(plan.stats().sizeInBytes())) / rows.nbytes < 4
 
 
-def test_the_plan_has_no_key_in_it(
-    catalog: Any, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_gets_its_own_part_and_no_key(catalog: Any, options: dict[str, str]) -> None:
     table = table_of(catalog)
-    table.append(some_rows(0, 100))
+    for first in (0, 100):
+        table.append(some_rows(first, 100))
     table.delete("id = 7")
-    keys = [f.key for t in table.scan().plan_files() for f in (t.file, *t.delete_files)]
+    tasks = table.scan().plan_files()
+    keys = [f.key for t in tasks for f in (t.file, *t.delete_files)]
     sent: list[bytes] = []
+    described: list[pa.Table] = []
 
     class Session:
         """Takes what would be sent."""
 
-        def range(self, *_: int) -> Session:
-            return self
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: self
 
-        where = range
+        def createDataFrame(self, table: pa.Table) -> Session:
+            described.append(table)
+            return self
 
         def mapInArrow(self, run: Any, schema: Any) -> None:
             sent.append(cloudpickle.dumps((run, schema)))
 
-    read_table(Session(), "db.t", options)
+    read_table(Session(), "db.t", {**options, "partSize": "1k"})
 
-    assert len(keys) == 2
-    assert b"db/t/data/" in sent[0]
+    (parts,) = described[0].column("parts").to_pylist()
+    assert len(keys) == 3
+    assert len(parts) == 2
+    for task in tasks:
+        path = task.file.file_path.encode()
+        assert [path in part for part in parts].count(True) == 1
+        # What all tasks get.
+        assert path not in sent[0]
     for km in keys:
-        assert km.encryption_key not in sent[0]
-        assert km.encryption_key.hex().encode() not in sent[0]
+        for text in (*parts, *sent):
+            assert km.encryption_key not in text
+            assert km.encryption_key.hex().encode() not in text
 
 
 def test_what_cannot_be_read_is_said_at_once(catalog: Any, options: dict[str, str]) -> None:
