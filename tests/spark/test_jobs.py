@@ -32,7 +32,7 @@ from ags1.keys import Keychain, Sidecar
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import group, planning, running, sessions, work
+from ags1.spark.jobs import group, planning, sessions, waves, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
@@ -544,7 +544,7 @@ class TestRetries:
     ) -> None:
         monkeypatch.setattr(jobs, "Encrypting", Broken)
         # Each failed job has three workers of Python end.
-        monkeypatch.setattr(running, "_MAX_FAILED_JOBS", 4)
+        monkeypatch.setattr(waves, "_MAX_FAILED_JOBS", 4)
         for number in range(40):
             folders.write(**{f"d{number}_victim": 10})
         with pytest.raises(TaskFailedError, match="a mistake"):
@@ -701,9 +701,9 @@ def test_a_late_attempt_at_the_end_of_a_wave(
     folders.write(big=11 * MIB)
     target = folders.target / "big.ags1"
     under_way: list[tuple[Any, Any]] = []
-    run_wave, commit = jobs.Job._run_wave, jobs.Job._commit
+    run_wave, commit = waves.Waves.run_wave, waves.Waves.commit
 
-    def running_wave(self: jobs.Job, wave: Any, work: Any) -> Any:
+    def running_wave(self: waves.Waves, wave: Any, work: Any) -> Any:
         under_way.append((wave, work))
         return run_wave(self, wave, work)
 
@@ -714,7 +714,7 @@ def test_a_late_attempt_at_the_end_of_a_wave(
         for piece in pieces:
             work._result(piece, Attempt(work.job_id, f"late{time.monotonic_ns()}", 1))
 
-    def committing(self: jobs.Job, rows: list[Row]) -> None:
+    def committing(self: waves.Waves, rows: list[Row]) -> None:
         if rows:
             [shared] = [path for path in left(folders.target) if path.stem.endswith("-shared-0")]
             sealed = shared.read_bytes()
@@ -725,8 +725,8 @@ def test_a_late_attempt_at_the_end_of_a_wave(
             late_attempt()
             assert target.read_bytes() == sealed
 
-    monkeypatch.setattr(jobs.Job, "_run_wave", running_wave)
-    monkeypatch.setattr(jobs.Job, "_commit", committing)
+    monkeypatch.setattr(waves.Waves, "run_wave", running_wave)
+    monkeypatch.setattr(waves.Waves, "commit", committing)
     assert folders.encrypt().done == 1
     folders.check()
 

@@ -315,7 +315,7 @@ def test_what_is_settled_while_it_is_looked_for_is_verified(
 def test_requests_for_many_files_are_the_executors(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ags1.spark.jobs.running._FEW_REQUESTS", 4)
+    monkeypatch.setattr("ags1.spark.jobs.waves._FEW_REQUESTS", 4)
     asked: list[str] = []
     call = S3Storage.call
     monkeypatch.setattr(
@@ -687,13 +687,13 @@ def test_names_are_given_again_by_second_attempts(
     called = []
     context = SimpleNamespace(attemptNumber=lambda: number)
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
-    monkeypatch.setattr("ags1.spark.jobs.running._FEW_REQUESTS", 1)
+    monkeypatch.setattr("ags1.spark.jobs.waves._FEW_REQUESTS", 1)
     spark = SimpleNamespace(conf={"spark.speculation": speculation}, sparkContext=None)
     monkeypatch.setattr(JobGroup, "run", lambda group, parts, call: list(call(parts)))
     conduct = Conduct(durable=False, cores=2)
     job = jobs.Job(spark, ENCRYPT, "s3://bucket/sealed", str(places.ledger), conduct)
     with job.ledger:
-        job._spread(
+        job._waves._spread(
             lambda items: called.append("first") or items,
             [1, 2],
             lambda items: called.append("again") or items,
