@@ -996,7 +996,7 @@ def test_target_and_ledger_in_the_source_folder(folders: Folders) -> None:
 def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes to the executors, comes back or is logged holds no key that opens a file."""
     sent: list[bytes] = []
-    run_wave = jobs.Job._run_wave
+    run_wave = waves.Waves.run_wave
 
     def spying(self: Any, wave: Any, task_work: Any) -> Any:
         sent.append(pickle.dumps((wave, task_work.keys)))
@@ -1004,7 +1004,7 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
         sent.append(pickle.dumps(results))
         return results
 
-    monkeypatch.setattr(jobs.Job, "_run_wave", spying)
+    monkeypatch.setattr(waves.Waves, "run_wave", spying)
     monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
     folders.write(a=1000, b=9 * MIB)
     folders.encrypt()
@@ -1016,7 +1016,8 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
         assert row.key_metadata
         assert any(row.key_metadata.encode() in data for data in sent)
         logs = Path(urlparse(folders.spark.conf.get("spark.eventLog.dir")).path)
-        stored = [path for folder in (folders.ledger, logs) for path in folder.iterdir()]
+        stored = [path for folder in (folders.ledger, logs) for path in folder.rglob("*")]
+        stored = [path for path in stored if path.is_file()]
         assert any(b"SparkListenerTaskEnd" in path.read_bytes() for path in stored)
         for data in [*sent, *(path.read_bytes() for path in stored)]:
             for form in (key, key.hex().encode(), base64.b64encode(key)):

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 import ags1
 from ags1.keys import Sidecar
 from ags1.spark import jobs
-from ags1.spark.jobs import planning
+from ags1.spark.jobs import planning, waves
 from ags1.spark.jobs.group import JobGroup
 from ags1.spark.jobs.publishing import clear_again, published, settle_pending
 from ags1.spark.jobs.running import Conduct
@@ -256,7 +256,7 @@ def test_a_tree_comes_back(places: Places, source: str, target: str, back: str) 
 def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The tasks that jobs have had."""
     tasks: list[Any] = []
-    run_wave = jobs.Job._run_wave
+    run_wave = waves.Waves.run_wave
     monkeypatch.setattr(
         jobs.Job,
         "_run_wave",
@@ -604,7 +604,7 @@ def test_uploads_that_a_killed_job_has_begun(
     upload = places.s3.create_multipart_upload(**theirs)["UploadId"]
     for is_killed in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(jobs.Job, "_whole", interrupt)
+            patch.setattr(waves.Waves, "_whole", interrupt)
             if is_killed:
                 patch.setattr(jobs.Job, "__exit__", lambda self, *_: self.ledger.close())
             with pytest.raises(KeyboardInterrupt):
@@ -706,7 +706,7 @@ _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.spark.jobs import planning
+from ags1.spark.jobs import planning, waves
 from ags1.spark.storage import s3 as s3_storage
 from ags1.spark.keys import KmsConfig
 
