@@ -258,8 +258,8 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     tasks: list[Any] = []
     run_wave = waves.Waves.run_wave
     monkeypatch.setattr(
-        jobs.Job,
-        "_run_wave",
+        waves.Waves,
+        "run_wave",
         lambda self, wave, *more: tasks.extend(wave.tasks) or run_wave(self, wave, *more),
     )
     return tasks
