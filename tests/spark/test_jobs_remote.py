@@ -706,7 +706,7 @@ _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.spark.jobs import planning, waves
+from ags1.spark.jobs import planning
 from ags1.spark.storage import s3 as s3_storage
 from ags1.spark.keys import KmsConfig
 
