@@ -32,7 +32,7 @@ from ags1.keys import Keychain, Sidecar
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import group, planning, running, sessions, work
+from ags1.spark.jobs import group, planning, sessions, waves, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
@@ -544,7 +544,7 @@ class TestRetries:
     ) -> None:
         monkeypatch.setattr(jobs, "Encrypting", Broken)
         # Each failed job has three workers of Python end.
-        monkeypatch.setattr(running, "_MAX_FAILED_JOBS", 4)
+        monkeypatch.setattr(waves, "_MAX_FAILED_JOBS", 4)
         for number in range(40):
             folders.write(**{f"d{number}_victim": 10})
         with pytest.raises(TaskFailedError, match="a mistake"):
@@ -701,9 +701,9 @@ def test_a_late_attempt_at_the_end_of_a_wave(
     folders.write(big=11 * MIB)
     target = folders.target / "big.ags1"
     under_way: list[tuple[Any, Any]] = []
-    run_wave, commit = jobs.Job._run_wave, jobs.Job._commit
+    run_wave, commit = waves.Waves.run_wave, waves.Waves.commit
 
-    def running_wave(self: jobs.Job, wave: Any, work: Any) -> Any:
+    def running_wave(self: waves.Waves, wave: Any, work: Any) -> Any:
         under_way.append((wave, work))
         return run_wave(self, wave, work)
 
@@ -714,7 +714,7 @@ def test_a_late_attempt_at_the_end_of_a_wave(
         for piece in pieces:
             work._result(piece, Attempt(work.job_id, f"late{time.monotonic_ns()}", 1))
 
-    def committing(self: jobs.Job, rows: list[Row]) -> None:
+    def committing(self: waves.Waves, rows: list[Row]) -> None:
         if rows:
             [shared] = [path for path in left(folders.target) if path.stem.endswith("-shared-0")]
             sealed = shared.read_bytes()
@@ -725,8 +725,8 @@ def test_a_late_attempt_at_the_end_of_a_wave(
             late_attempt()
             assert target.read_bytes() == sealed
 
-    monkeypatch.setattr(jobs.Job, "_run_wave", running_wave)
-    monkeypatch.setattr(jobs.Job, "_commit", committing)
+    monkeypatch.setattr(waves.Waves, "run_wave", running_wave)
+    monkeypatch.setattr(waves.Waves, "commit", committing)
     assert folders.encrypt().done == 1
     folders.check()
 
@@ -996,7 +996,7 @@ def test_target_and_ledger_in_the_source_folder(folders: Folders) -> None:
 def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes to the executors, comes back or is logged holds no key that opens a file."""
     sent: list[bytes] = []
-    run_wave = jobs.Job._run_wave
+    run_wave = waves.Waves.run_wave
 
     def spying(self: Any, wave: Any, task_work: Any) -> Any:
         sent.append(pickle.dumps((wave, task_work.keys)))
@@ -1004,7 +1004,7 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
         sent.append(pickle.dumps(results))
         return results
 
-    monkeypatch.setattr(jobs.Job, "_run_wave", spying)
+    monkeypatch.setattr(waves.Waves, "run_wave", spying)
     monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
     folders.write(a=1000, b=9 * MIB)
     folders.encrypt()
@@ -1016,7 +1016,8 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
         assert row.key_metadata
         assert any(row.key_metadata.encode() in data for data in sent)
         logs = Path(urlparse(folders.spark.conf.get("spark.eventLog.dir")).path)
-        stored = [path for folder in (folders.ledger, logs) for path in folder.iterdir()]
+        stored = [path for folder in (folders.ledger, logs) for path in folder.rglob("*")]
+        stored = [path for path in stored if path.is_file()]
         assert any(b"SparkListenerTaskEnd" in path.read_bytes() for path in stored)
         for data in [*sent, *(path.read_bytes() for path in stored)]:
             for form in (key, key.hex().encode(), base64.b64encode(key)):

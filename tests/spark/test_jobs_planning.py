@@ -20,9 +20,8 @@ import fsspec
 from fsspec import AbstractFileSystem
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import running
+from ags1.spark.jobs import waves
 from ags1.spark.keys import KmsConfig
-from ags1.spark.jobs.running import Job
 from ags1.spark.storage.choice import storage_of
 from ags1.spark.jobs.work import Result
 
@@ -76,9 +75,9 @@ def run_wave(self, wave, work):
         for task in wave.tasks for p in task
     ]
 
-Job._run_wave = run_wave
+waves.Waves.run_wave = run_wave
 type(storage_of(folder)).gather = lambda *_: "staged"  # there are no files
-running.published = lambda rows, **more: rows
+waves.published = lambda rows, **more: rows
 where = {"ledger": folder + "/ledger", "kms": kms, "key_id": "default", "durable": False}
 if sys.argv[2:] == ["again"]:  # the files are as the ledger says
     local = storage_of(folder)

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 import ags1
 from ags1.keys import Sidecar
 from ags1.spark import jobs
-from ags1.spark.jobs import planning
+from ags1.spark.jobs import planning, waves
 from ags1.spark.jobs.group import JobGroup
 from ags1.spark.jobs.publishing import clear_again, published, settle_pending
 from ags1.spark.jobs.running import Conduct
@@ -256,10 +256,10 @@ def test_a_tree_comes_back(places: Places, source: str, target: str, back: str) 
 def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The tasks that jobs have had."""
     tasks: list[Any] = []
-    run_wave = jobs.Job._run_wave
+    run_wave = waves.Waves.run_wave
     monkeypatch.setattr(
-        jobs.Job,
-        "_run_wave",
+        waves.Waves,
+        "run_wave",
         lambda self, wave, *more: tasks.extend(wave.tasks) or run_wave(self, wave, *more),
     )
     return tasks
@@ -315,7 +315,7 @@ def test_what_is_settled_while_it_is_looked_for_is_verified(
 def test_requests_for_many_files_are_the_executors(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ags1.spark.jobs.running._FEW_REQUESTS", 4)
+    monkeypatch.setattr("ags1.spark.jobs.waves._FEW_REQUESTS", 4)
     asked: list[str] = []
     call = S3Storage.call
     monkeypatch.setattr(
@@ -604,7 +604,7 @@ def test_uploads_that_a_killed_job_has_begun(
     upload = places.s3.create_multipart_upload(**theirs)["UploadId"]
     for is_killed in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(jobs.Job, "_whole", interrupt)
+            patch.setattr(waves.Waves, "_whole", interrupt)
             if is_killed:
                 patch.setattr(jobs.Job, "__exit__", lambda self, *_: self.ledger.close())
             with pytest.raises(KeyboardInterrupt):
@@ -687,13 +687,13 @@ def test_names_are_given_again_by_second_attempts(
     called = []
     context = SimpleNamespace(attemptNumber=lambda: number)
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
-    monkeypatch.setattr("ags1.spark.jobs.running._FEW_REQUESTS", 1)
+    monkeypatch.setattr("ags1.spark.jobs.waves._FEW_REQUESTS", 1)
     spark = SimpleNamespace(conf={"spark.speculation": speculation}, sparkContext=None)
     monkeypatch.setattr(JobGroup, "run", lambda group, parts, call: list(call(parts)))
     conduct = Conduct(durable=False, cores=2)
     job = jobs.Job(spark, ENCRYPT, "s3://bucket/sealed", str(places.ledger), conduct)
     with job.ledger:
-        job._spread(
+        job._waves._spread(
             lambda items: called.append("first") or items,
             [1, 2],
             lambda items: called.append("again") or items,

@@ -2,7 +2,9 @@
 
     selection   the driver finds the files, and those of them that are not done
     planning    the driver cuts the work into tasks, and the tasks into waves
-    running     the driver runs the waves, and stores the result for each file
+    running     one run, from the ledger's claim to the end of the job's note
+    waves       the driver prepares files, has tasks work on them, and commits the results
+    report      what became of the run: rows, summary, progress
     group       Spark runs the tasks of a wave
     sessions    what classic sessions and those of Spark Connect do not share
     patterns    which files a user wants
@@ -29,8 +31,9 @@ from ..ledger import DECRYPT, ENCRYPT, ledger_location
 from ..storage.choice import absolute
 from ..storage.packed import Packed
 from ..storage.pieces import Item
+from .report import FailedFile, PlannedFile, Progress, Summary
 from .rewrapping import rewrap_ledger
-from .running import VERIFY, Conduct, FailedFile, Job, PlannedFile, Progress, Summary
+from .running import VERIFY, Conduct, Job
 from .selection import SUFFIX, Wanted
 from .work import Decrypting, Encrypting, Verifying
 

@@ -19,7 +19,8 @@ from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
 from ..ledger import Ledger, Row, ledger_location
-from .running import Conduct, Job, Summary
+from .report import Summary
+from .running import Conduct, Job
 from .work import cause
 
 REWRAP = "rewrap"

@@ -21,7 +21,7 @@ from ..ledger import DONE, ENCRYPT, Ledger, Row
 from ..ledger.copying import refuse_pending
 from ..storage.choice import find, storage_of
 from ..storage.protocol import REQUESTS, SourceFile
-from .running import FailedFile
+from .report import FailedFile
 from .selection import SUFFIX
 from .work import cause
 
