@@ -9,9 +9,10 @@ server, because ``encryption.kms-impl`` names code to run.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -41,8 +42,8 @@ from ..keys.manager import DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import from_properties, names_kms
-from .commit.base import Base, file_base, load_base, rest_base
-from .commit.choice import commits_for
+from .commit.base import Base, file_base
+from .commit.choice import connection_to
 from .commit.commits import Commits, NewLocation
 from .commit.new_table import check_encryption, new_table_updates
 from .commit.outcome import after_commit
@@ -52,14 +53,11 @@ from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
 from .operations.expire import expire_all
 from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
-from .pyiceberg.catalogs import configured_properties, is_a, plain_file_io
+from .pyiceberg.catalogs import configured_properties, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
 from .pyiceberg.guard import guard_catalog
 from .pyiceberg.redirection import refuse_redirection
-from .pyiceberg.rest import register_rest_table
-from .pyiceberg.sql import forget_pins
 from .pyiceberg.tables import table_of
-from .pyiceberg.versions import check_tested_for_writing
 from .read.metadata import is_plaintext_with_key_id, not_encrypted, table_key_id
 from .spec.shape import check_evolution
 from .storage.output import TableOutput
@@ -174,7 +172,6 @@ class EncryptedCatalog(DelegatingCatalog):
         self.require_encrypted = require_encrypted
         self._owns_kms = owns_kms
         self._warned_of: set[Identifier] = set()
-        self._commits: Commits | None = None
         # All tables share one cache, so that a refresh does not ask the KMS again.
         self._cache = None if kms is None else KekCache(kms)
 
@@ -211,7 +208,7 @@ class EncryptedCatalog(DelegatingCatalog):
         Raises as ``open_table`` does, and NoSuchTableError.
         """
         trust = Trust(expected_key_id, expected_metadata_sha256)
-        base = load_base(self.inner, identifier, trust, as_pyiceberg=True)
+        base = self.connection.read(identifier, trust, as_pyiceberg=True)
         return self._opened(base, location_map, require_encrypted)
 
     def _opened(
@@ -301,7 +298,7 @@ class EncryptedCatalog(DelegatingCatalog):
         # The parameters of all three methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
         if not self._is_encrypted(identifier, properties, location):
-            self._forget(identifier)
+            self.connection.forget(identifier)
             table = self.inner.create_table(*wanted)
             table.catalog = self
             return table
@@ -335,7 +332,7 @@ class EncryptedCatalog(DelegatingCatalog):
         # The parameters of both methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
         if not self._is_encrypted(identifier, properties, location):
-            self._forget(identifier)
+            self.connection.forget(identifier)
             plain = self.inner.create_table_transaction(*wanted)
             table_of(plain).catalog = self
             return plain
@@ -438,10 +435,13 @@ class EncryptedCatalog(DelegatingCatalog):
     def commits(self) -> Commits:
         """Return the object that commits to this catalog's tables. Raises NotImplementedError if
         the catalog does not keep keys, or if PyIceberg is newer than the tested version."""
-        check_tested_for_writing()
-        if self._commits is None:
-            self._commits = commits_for(self.inner)
-        return self._commits
+        self.connection.check_writable()
+        return self.connection
+
+    @functools.cached_property
+    def connection(self) -> Commits:
+        """The object that reads this catalog's tables, and commits to them if it can."""
+        return connection_to(self.inner)
 
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
@@ -449,19 +449,19 @@ class EncryptedCatalog(DelegatingCatalog):
         """Register the metadata.json at ``metadata_location`` as a table of this catalog. Raises as
         ``load_table``; unless this is a REST catalog, it does so before the table is registered."""
         name = self.identifier_to_tuple(identifier)
-        if is_a(self.inner, "RestCatalog"):
-            answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
-            return self._opened(rest_base(self.inner, name, answer, Trust()))
+        by_server = self.connection.register_by_server(identifier, metadata_location, overwrite)
+        if by_server is not None:
+            return self._opened(by_server)
         base = file_base(self.inner, name, metadata_location, Trust())
         is_encrypted = table_key_id(base.metadata, base.trust, metadata_location) is not None
-        if is_encrypted and not overwrite and self._is_one_of(*_WITH_LOCATIONS):
+        if is_encrypted and not overwrite and self.connection.keeps_location:
             # Keep in the catalog what Java keeps in Hive's for an encrypted table (such as its
             # hash), and avoid PyIceberg's parser, which does not know all types.
             output = TableOutput(base.io(self.inner))
             self.commits().register(identifier, metadata_location, output)
             return self.load_table(identifier)
-        self._forget(identifier)
-        with self._parsing_may_fail("SqlCatalog"):
+        self.connection.forget(identifier)
+        with suppress(*(_UNPARSED if self.connection.parses_registered else ())):
             self.inner.register_table(identifier, metadata_location, overwrite)
         return self.load_table(identifier)
 
@@ -473,25 +473,17 @@ class EncryptedCatalog(DelegatingCatalog):
         # If the table does not exist, the inner catalog raises its own error below.
         encrypted: Base | None = None
         with suppress(NoSuchTableError):
-            if not is_a(self.inner, "RestCatalog"):
-                base = load_base(self.inner, from_identifier, Trust())
+            if not self.connection.has_server:
+                base = self.connection.read(from_identifier, Trust())
                 if table_key_id(base.metadata, base.trust, base.location) is not None:
                     encrypted = base
-        with self._parsing_may_fail("SqlCatalog", "HiveCatalog", "RestCatalog"):
-            if encrypted is not None and self._is_one_of(*_WITH_LOCATIONS):
+        with suppress(*(_UNPARSED if self.connection.parses_renamed else ())):
+            if encrypted is not None and self.connection.keeps_location:
                 self.commits().rename(encrypted, to_identifier)
             else:
-                self._forget(to_identifier)
+                self.connection.forget(to_identifier)
                 self.inner.rename_table(from_identifier, to_identifier)
         return self.load_table(to_identifier)
-
-    def _is_one_of(self, *kinds: str) -> bool:
-        return any(is_a(self.inner, kind) for kind in kinds)
-
-    def _parsing_may_fail(self, *kinds: str) -> AbstractContextManager[None]:
-        """Ignore in catalogs of these kinds that PyIceberg cannot parse a table with a type that it
-        does not know. They parse the table after they have registered or renamed it."""
-        return suppress(*_UNPARSED) if self._is_one_of(*kinds) else nullcontext()
 
     def commit_table(
         self,
@@ -627,13 +619,7 @@ class EncryptedCatalog(DelegatingCatalog):
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table from the catalog. Its files stay."""
         self.inner.drop_table(identifier)
-        self._forget(identifier)
-
-    def _forget(self, identifier: str | Identifier) -> None:
-        """If no table has the name, delete what a SQL catalog keeps of one that had it. The next
-        one may be unencrypted, or under another key."""
-        if is_a(self.inner, "SqlCatalog"):
-            forget_pins(self.inner, identifier)
+        self.connection.forget(identifier)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
         """Return whether the catalog has the table, even if its metadata is refused."""
@@ -669,7 +655,5 @@ class EncryptedCatalog(DelegatingCatalog):
         return repr(self.inner) if self.kms is None else f"{self.inner!r}, keys of {self.kms!r}"
 
 
-# Catalogs that keep the location of a table's metadata, for which there are ``Commits``.
-_WITH_LOCATIONS = ("SqlCatalog", "HiveCatalog", "GlueCatalog", "DynamoDbCatalog")
 # PyIceberg raises these for metadata with a column of a type that it does not know.
 _UNPARSED = (PyIcebergValidationError, PydanticValidationError)

@@ -428,7 +428,7 @@ def test_a_commit_that_keeps_failing_leaves_nothing(
             **{"commit.retry.num-retries": "2", "commit.retry.min-wait-ms": "1"}
         )
     before = stored(catalog)
-    catalog._commits = refusing = Refusing(
+    catalog.connection = refusing = Refusing(
         catalog.commits(), CommitFailedException("lost"), afterwards=False, times=3
     )
     with pytest.raises(CommitFailedException, match="lost"):
@@ -445,7 +445,7 @@ def test_after_a_commit_of_unknown_outcome_every_file_stays(
     catalog: EncryptedCatalog, table: EncryptedTable
 ) -> None:
     table.append(rows(1))
-    catalog._commits = refusing = Refusing(
+    catalog.connection = refusing = Refusing(
         catalog.commits(), CommitStateUnknownException("?"), afterwards=True, times=1
     )
     with pytest.raises(CommitStateUnknownException):

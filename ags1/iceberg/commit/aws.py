@@ -2,7 +2,7 @@
 
 **What is trusted.** The metadata.json is in storage where others may write; the entry in Glue or
 DynamoDB is not. So an entry also has the ID of the table's master key and the hash of its metadata,
-under the names that Java's ``HiveTableOperations`` uses. ``load_base`` requires that the metadata
+under the names that Java's ``HiveTableOperations`` uses. ``read`` requires that the metadata
 agrees with them. Other writers of Glue and DynamoDB do not know the hash: their commits replace the
 location and leave the hash. So a parameter of ours says which location the hash is of. After such a
 commit, the entry confirms only the master key's ID, until our next commit. If the metadata then

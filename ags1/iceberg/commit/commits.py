@@ -20,7 +20,6 @@ made.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,10 +33,20 @@ from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.catalogs import default_table_location
 from ..pyiceberg.redirection import refuse_redirection
+from ..pyiceberg.versions import check_tested_for_writing
 from ..read.metadata import table_key_id
 from ..storage.output import TableOutput
-from ..storage.trust import Trust
-from .base import Base, TableConfig, load_base
+from ..storage.trust import (
+    HASH_LOCATION,
+    ICEBERG,
+    METADATA_HASH,
+    METADATA_LOCATION,
+    METADATA_SHA256,
+    TABLE_TYPE,
+    Trust,
+    parameters_trust,
+)
+from .base import Base, TableConfig, file_base
 from .updates import apply_updates
 
 Update = dict[str, Any]
@@ -55,18 +64,87 @@ class NewLocation:
         return self.config.io(catalog, self.location)
 
 
-class Commits(ABC):
-    """Commits to the tables of one catalog. Any number of threads may use it. ``keeps_hash``:
-    whether the catalog keeps a hash of a table's metadata.json."""
+class Commits:
+    """Reads the tables of one catalog. Subclasses commit to catalogs that keep a table's keys. Any
+    number of threads may use it."""
 
+    # Whether the catalog keeps a hash of a table's metadata.json.
     keeps_hash = False
+    # Whether the catalog keeps the location of a table's metadata.json, which a commit replaces.
+    keeps_location = False
+    # Whether the catalog is a server that reads and writes metadata.json itself.
+    has_server = False
+    # Whether PyIceberg's catalog parses a table's metadata after it has registered or renamed it.
+    parses_registered = parses_renamed = False
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
+    def check_writable(self) -> None:
+        """Raise NotImplementedError if tables cannot be committed to this catalog, or if PyIceberg
+        is newer than the tested version."""
+        check_tested_for_writing()
+        if type(self) is Commits:
+            raise NotImplementedError(
+                f"encrypted tables cannot be written to {self.catalog.name!r}, a "
+                f"{type(self.catalog).__name__}: only SQL, Hive, REST, Glue and DynamoDB catalogs "
+                "are known to keep a table's keys"
+            )
+
+    def parameters(self, name: Identifier, shared_client: bool) -> Properties | None:
+        """Return the parameters that the catalog keeps of a table; None if it keeps none. If
+        ``shared_client`` is true, a Hive catalog's own client asks, which is for one thread only.
+        Raises NoSuchTableError."""
+        return None
+
+    def pins(self, identifier: str | Identifier) -> Properties:
+        """Return what the catalog keeps of a table to confirm its metadata.json, by the names of
+        the parameters in ``trust``. It is empty if the catalog keeps nothing, or is a REST catalog.
+        Raises NoSuchTableError."""
+        parameters = self.parameters(Catalog.identifier_to_tuple(identifier), True) or {}
+        names = TABLE_KEY_ID, METADATA_HASH, METADATA_SHA256, HASH_LOCATION
+        return {name: parameters[name] for name in names if name in parameters}
+
+    def read(
+        self, identifier: str | Identifier, trust: Trust, *, as_pyiceberg: bool = False
+    ) -> Base:
+        """Return a table's current metadata. ``trust`` is what the caller knows of it.
+
+        A REST server is asked for all snapshots, and the Hive metastore by a client for this call.
+        If ``as_pyiceberg`` is true, both are asked as PyIceberg's ``load_table`` asks them: the
+        server for the snapshots that ``snapshot-loading-mode`` names (but an encrypted table needs
+        all), and the metastore by the catalog's own client.
+
+        Raises NoSuchTableError, and MetadataIntegrityError if the metadata contradicts what the
+        caller or the catalog knows, or names code to run or a server to ask that the catalog does
+        not name.
+        """
+        catalog, name = self.catalog, Catalog.identifier_to_tuple(identifier)
+        parameters = self.parameters(name, as_pyiceberg)
+        while parameters is not None:
+            location = parameters.get(METADATA_LOCATION, "")
+            if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
+                catalog.load_table(identifier)  # raises PyIceberg's own errors
+                raise MetadataIntegrityError(
+                    f"the catalog gave two different answers about {'.'.join(name)}: "
+                    "load the table again"
+                )
+            try:
+                return file_base(catalog, name, location, parameters_trust(trust, parameters))
+            except MetadataIntegrityError:
+                # While another writer commits, the Hive metastore can answer with the location of
+                # one version and the hash of another.
+                asked = self.parameters(name, as_pyiceberg)
+                if asked == parameters:
+                    raise
+                parameters = asked
+        table = catalog.load_table(identifier)
+        config = TableConfig(table.config, table.config)
+        return file_base(catalog, table.name(), table.metadata_location, trust, config)
+
     def load(self, identifier: str | Identifier, trust: Trust) -> Base:
-        """Return a table's current metadata. Raises NotEncryptedError, and as ``load_base``."""
-        base = load_base(self.catalog, identifier, trust)
+        """Return a table's current metadata. Raises NotEncryptedError, and as ``read``."""
+        base = self.read(identifier, trust)
         table_key_id(base.metadata, base.trust, base.location)
         return base
 
@@ -82,7 +160,6 @@ class Commits(ABC):
         TableAlreadyExistsError if that is known already, and ValueError without any location."""
         return NewLocation(default_table_location(self.catalog, identifier, location))
 
-    @abstractmethod
     def commit(
         self,
         base: Base,
@@ -105,8 +182,8 @@ class Commits(ABC):
         MetadataIntegrityError for updates that would lose the encryption, ValueError and
         ValidationException for other wrong updates.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def create(
         self,
         identifier: str | Identifier,
@@ -118,6 +195,7 @@ class Commits(ABC):
         """Create a table from updates. ``new_location`` is the result of the method of that name.
         Raises TableAlreadyExistsError, NoSuchNamespaceError, NotImplementedError if keys would be
         lost, and as ``commit``."""
+        raise NotImplementedError
 
     def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
         """Make the metadata.json of a copy the table's current one. ``output`` reads it. Raises as
@@ -131,6 +209,17 @@ class Commits(ABC):
         """Register the metadata.json at ``location`` as a table. ``output`` reads it. Raises
         TableAlreadyExistsError, NoSuchNamespaceError and MetadataIntegrityError."""
         self.catalog.register_table(identifier, location)
+
+    def register_by_server(
+        self, identifier: str | Identifier, location: str, overwrite: bool
+    ) -> Base | None:
+        """If the catalog is a server that reads metadata.json itself, have it register the one at
+        ``location``; return the table. Raises what the catalog raises."""
+        return None
+
+    def forget(self, identifier: str | Identifier) -> None:
+        """If no table has the name, delete what the catalog keeps of one that had it. The next one
+        may be unencrypted, or under another key."""
 
     def rename(self, base: Base, identifier: str | Identifier) -> None:
         """Rename a table.

@@ -16,7 +16,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 from pyiceberg.catalog import METADATA_LOCATION, Catalog
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.typedef import Identifier
+from pyiceberg.typedef import Identifier, Properties
 
 from ..pyiceberg.dynamodb import (
     dynamodb_column,
@@ -42,6 +42,9 @@ class DynamoDbCommits(AwsCommits):
         super().__init__(catalog)
         self._client: Any = catalog.dynamodb  # type: ignore[attr-defined]  # DynamoDbCatalog's
         self._table: str = catalog.dynamodb_table_name  # type: ignore[attr-defined]
+
+    def parameters(self, name: Identifier, shared_client: bool) -> Properties:
+        return dynamodb_parameters(dynamodb_item(self.catalog, name))
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         changes: dict[str, dict[str, str]] = {

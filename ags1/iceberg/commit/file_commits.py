@@ -7,7 +7,7 @@ only if it still has the old one. Follows Java's ``BaseMetastoreTableOperations`
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
@@ -67,10 +67,11 @@ class Staged:
     is_confirmed: bool = True
 
 
-class FileCommits(Commits):
+class FileCommits(Commits, ABC):
     """Commits to a catalog that keeps the location of a table's metadata.json, and its hash if
     ``keeps_hash`` is true: Hive's, or the SHA-256 of the file if ``keeps_java_hash`` is false."""
 
+    keeps_location = True
     keeps_java_hash = True
 
     def commit(

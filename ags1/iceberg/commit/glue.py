@@ -53,6 +53,9 @@ class GlueCommits(AwsCommits):
         super().__init__(catalog)
         self._glue: Any = catalog.glue  # type: ignore[attr-defined]  # GlueCatalog's
 
+    def parameters(self, name: Identifier, shared_client: bool) -> Properties:
+        return dict(glue_table(self.catalog, name).get("Parameters", {}))
+
     def new_location(
         self,
         identifier: str | Identifier,

@@ -38,7 +38,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.schema import visit
-from pyiceberg.typedef import Identifier
+from pyiceberg.typedef import Identifier, Properties
 from pyiceberg.types import PrimitiveType, TimestampNanoType, TimestamptzNanoType
 from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException
@@ -46,7 +46,7 @@ from thrift.transport.TTransport import TTransportException
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
-from ..pyiceberg.hive import hive_client, hive_table_lock
+from ..pyiceberg.hive import hive_client, hive_parameters, hive_table_lock
 from ..spec.column_types import parse_schema
 from ..storage.trust import (
     ICEBERG,
@@ -95,6 +95,10 @@ class HiveCommits(FileCommits):
     compares the expected location. With an older one, a commit could silently replace another."""
 
     keeps_hash = True
+    parses_renamed = True
+
+    def parameters(self, name: Identifier, shared_client: bool) -> Properties:
+        return hive_parameters(self.catalog, name, shared_client=shared_client)
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         def change(table: HiveTable) -> None:

@@ -42,6 +42,8 @@ from ..pyiceberg.rest import (
     check_rest_commits,
     post_to_rest_server,
     refused_by_rest_server,
+    register_rest_table,
+    snapshot_loading_mode,
     stage_rest_table,
 )
 from ..read.metadata import table_key_id
@@ -50,7 +52,7 @@ from ..spec.requirements import check_requirements
 from ..spec.table_keys import needed_keys, restore
 from ..storage.output import TableOutput
 from ..storage.trust import Trust
-from .base import Base, TableConfig
+from .base import Base, TableConfig, rest_base
 from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
 from .outcome import after_commit, not_committed, was_committed
 from .updates import apply_updates
@@ -73,12 +75,30 @@ _TRIES = 4
 
 
 class RestCommits(Commits):
-    """Commits to the tables of a RestCatalog. Raises NotImplementedError if the server does not
-    support commits."""
+    """Commits to the tables of a RestCatalog."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        super().__init__(catalog)
-        check_rest_commits(catalog)
+    has_server = True
+    parses_renamed = True
+
+    def check_writable(self) -> None:
+        super().check_writable()
+        check_rest_commits(self.catalog)
+
+    def read(
+        self, identifier: str | Identifier, trust: Trust, *, as_pyiceberg: bool = False
+    ) -> Base:
+        mode = snapshot_loading_mode(self.catalog) if as_pyiceberg else None
+        answer = ask_rest_server(self.catalog, identifier, mode)
+        if mode == "refs" and answer[0].get("properties", {}).get(TABLE_KEY_ID):
+            # Keys whose snapshots are missing from the answer would be pruned.
+            answer = ask_rest_server(self.catalog, identifier)
+        return rest_base(self.catalog, Catalog.identifier_to_tuple(identifier), answer, trust)
+
+    def register_by_server(
+        self, identifier: str | Identifier, location: str, overwrite: bool
+    ) -> Base:
+        answer = register_rest_table(self.catalog, identifier, location, overwrite)
+        return rest_base(self.catalog, Catalog.identifier_to_tuple(identifier), answer, Trust())
 
     def new_location(
         self,

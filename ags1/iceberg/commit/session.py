@@ -26,7 +26,7 @@ from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..write.view import TableView
-from .base import Base, catalog_pins
+from .base import Base
 from .commits import Commits
 from .outcome import after_commit
 
@@ -120,9 +120,9 @@ class TableSession(BuiltTable):
 
     def pins(self) -> Properties:
         """Return what the table's catalog keeps now to confirm metadata.json: see
-        ``catalog_pins``."""
-        inner = getattr(self.catalog, "inner", None)
-        return {} if inner is None else catalog_pins(inner, self._identifier)
+        ``Commits.pins``."""
+        connection: Commits | None = getattr(self.catalog, "connection", None)
+        return {} if connection is None else connection.pins(self._identifier)
 
     @property
     def files(self) -> TableFiles:

@@ -5,7 +5,7 @@ it changes no row if another commit was first. Follows PyIceberg's ``SqlCatalog`
 ``JdbcTableOperations``.
 
 **What is trusted.** The same transaction sets the table's pins: the ID of its master key, and the
-location and SHA-256 of the new metadata.json. ``load_base`` requires that the metadata agrees with
+location and SHA-256 of the new metadata.json. ``read`` requires that the metadata agrees with
 them. Other writers do not know the pins. After their commits, the pins confirm only the master
 key's ID, until our next commit. The changed row is locked until the transaction ends, so two
 commits do not mix their pins.
@@ -23,28 +23,55 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.typedef import Identifier
+from pyiceberg.typedef import Identifier, Properties
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from ...keys.manager import TABLE_KEY_ID
-from ..pyiceberg.sql import has_pins, is_sql_row, move_pins, set_pins, sql_table_row
-from ..storage.trust import UNCONFIRMED
+from ..pyiceberg.sql import (
+    forget_pins,
+    has_pins,
+    is_sql_row,
+    move_pins,
+    set_pins,
+    sql_table,
+    sql_table_row,
+)
+from ..storage.trust import (
+    HASH_LOCATION,
+    ICEBERG,
+    METADATA_LOCATION,
+    METADATA_SHA256,
+    TABLE_TYPE,
+    UNCONFIRMED,
+)
 from .base import Base
 from .file_commits import FileCommits, Staged
 from .outcome import not_committed
+
+# What the pins are among the parameters of other catalogs.
+_OF_PINS = {"key-id": TABLE_KEY_ID, "location": HASH_LOCATION, "sha256": METADATA_SHA256}
 
 
 class SqlCommits(FileCommits):
     """Commits to the tables of a SqlCatalog."""
 
     keeps_java_hash = False
+    parses_registered = parses_renamed = True
 
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog)
         self._engine = catalog.engine  # type: ignore[attr-defined]  # SqlCatalog's
         self.keeps_hash = has_pins(catalog)
+
+    def parameters(self, name: Identifier, shared_client: bool) -> Properties:
+        location, pins = sql_table(self.catalog, name)
+        known = {_OF_PINS[part]: value for part, value in pins.items()}
+        return {TABLE_TYPE: ICEBERG, METADATA_LOCATION: location, **known}
+
+    def forget(self, identifier: str | Identifier) -> None:
+        forget_pins(self.catalog, identifier)
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         statement = (

@@ -25,7 +25,7 @@ from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncrypte
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager, now_ms
 from ...kms.client import KmsClient
-from ..commit.base import Base, catalog_pins, load_base
+from ..commit.base import Base
 from ..commit.commits import Commits
 from ..commit.session import TableSession
 from ..read.metadata import (
@@ -175,9 +175,9 @@ def _loaded(commits: Commits, identifier: str | Identifier) -> Base:
     """Load a table. If it only has the property of an encrypted table, nothing is expected of it:
     a catalog keeps the property beside the metadata, whatever the files are. Raises
     NotEncryptedError if the catalog keeps more: then the table was encrypted."""
-    base = load_base(commits.catalog, identifier, Trust())
+    base = commits.read(identifier, Trust())
     if is_plaintext_with_key_id(base.metadata):
-        if catalog_pins(commits.catalog, identifier).keys() - {TABLE_KEY_ID}:
+        if commits.pins(identifier).keys() - {TABLE_KEY_ID}:
             raise NotEncryptedError(
                 "no file of the table is encrypted, but its catalog keeps a hash of it, as of an "
                 "encrypted one: somebody replaced the metadata, or removed its keys. Restore the "
