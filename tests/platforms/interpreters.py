@@ -90,7 +90,8 @@ def aarch64() -> Interpreter:
         if not (root / "lib").is_symlink():
             (root / "lib").symlink_to("usr/lib")
         archive = debian.Archive(CACHE / "apt-arm64", "arm64")
-        archive.unpack(["python3.13", "libpython3.13-dev"], root)
+        # numpy and pyarrow are in C++.
+        archive.unpack(["python3.13", "libpython3.13-dev", "libstdc++6"], root)
         # Tests start sys.executable, and this machine cannot run it without qemu.
         site = root / "usr" / "lib" / "python3.13" / "sitecustomize.py"
         site.unlink(missing_ok=True)
