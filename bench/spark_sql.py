@@ -39,8 +39,8 @@ def tables(spark: SparkTables, folder: Path, rows: int) -> dict[str, str]:
     spark.catalog("hive")
     spark.plugin_catalog(
         "sqlite",
-        "Jdbc",
         {
+            "catalog-impl": "ags1.iceberg.EncryptedJdbcCatalog",
             "uri": f"jdbc:sqlite:{folder}/catalog.db",
             "warehouse": f"file://{folder}/lake",
             "encryption.kms-type": "local",

@@ -76,7 +76,7 @@ def test_ledgers(release: Path, index: dict[str, Any], kms: LocalKms, tmp_path: 
     """A ledger is found by the places that its job had; its rows go into a new ledger, too."""
     pytest.importorskip("pyarrow")
     from ags1.keys import Keychain
-    from ags1.spark.ledger.choice import open_ledger
+    from ags1.spark.ledger import open_ledger
     from ags1.spark.ledger.copying import copy_rows
     from ags1.spark.ledger.lookup import LedgerSidecars
 

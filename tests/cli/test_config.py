@@ -395,7 +395,7 @@ def test_a_bad_configuration_is_one_line_that_names_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--kms", "vsult"], "they are aws, azure, gcp, local, memory, vault"),
+        (["--kms", "vsult"], "they are aws, azure, file, gcp, local, memory, vault"),
         (["--kms", "aws", "--keyring", "k"], "--keyring is for --kms local"),
         (["--kms-property", "s3cr3t"], "NAME=VALUE"),
         (["--kms-property", "region=s3cr3t"], "NAME=VALUE"),

@@ -1180,6 +1180,7 @@ def test_the_exit_statuses_are_told_once(home: Path) -> None:
         "IO": 6,
         "AUTHENTICATION": 7,
         "ROWS_LEFT": 8,
+        "NO_FILES": 9,
         "INTERNAL": 70,
         "INTERRUPTED": 130,
         "READER_GONE": 141,
@@ -1301,7 +1302,7 @@ main()
 """,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ags1: interrupted\n")
 
 
 # Of `make test`: with two threads.

@@ -286,6 +286,7 @@ def test_what_is_configured_stays(jar: str) -> None:
     assert more["spark.jars.packages"] == "org.xerial:sqlite-jdbc:3.50.3.0"
 
 
+@pytest.mark.spark
 class TestBuilders:
     @pytest.fixture(autouse=True)
     def defaults(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

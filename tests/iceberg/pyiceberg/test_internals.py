@@ -77,6 +77,8 @@ PRIVATE_NAMES = [
     "table.inspect.InspectTable._update_partitions_map_from_manifest_entry",
     "table.update.UpdateTableMetadata._transaction",
     "table.update.snapshot.ExpireSnapshots._snapshot_ids_to_expire",
+    "typedef.Record._data",
+    "avro.reader.DecimalReader._length",
     "table.update.spec.UpdateSpec._partition_field",
 ]
 

@@ -54,7 +54,7 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import KeyMetadata, NotEncryptedError
-from ags1.iceberg.formats.avro_container import Container
+from ags1.avro.container import Container
 from ags1.iceberg.pyiceberg.records import read_avro_records
 from ags1.iceberg.read.records import (
     ADDED,
@@ -867,7 +867,7 @@ def test_blocks_without_a_change_are_copied_as_they_are_stored(
     }
 
     # One is deleted, one is left out, and the last ones come in another order.
-    changed = again[:500] + [again[500].deleted(77)] + again[501:900] + again[901:1995]
+    changed = [*again[:500], again[500].deleted(77), *again[501:900], *again[901:1995]]
     changed += again[:1994:-1]
     third = write(changed, spec, schema)
     copied = [block in blocks_of(second) for block in blocks_of(third)]
