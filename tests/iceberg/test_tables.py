@@ -1077,7 +1077,7 @@ def test_a_file_that_is_listed_again_elsewhere_is_found_where_java_finds_it(
     table = listed()
     with table.update_spec() as update:
         update.remove_field("v")
-    list_again(table, partition=(None,), spec_id=table.spec().spec_id)
+    list_again(table, partition=(), spec_id=table.spec().spec_id)
     table.delete("v = 'a'")
     assert ids(again(table)) == [9]
 

@@ -849,8 +849,9 @@ def blocks_of(record: EncryptedManifest) -> list[bytes]:
 
 
 def test_blocks_without_a_change_are_copied_as_they_are_stored(
-    write: Write, manager: EncryptionManager
+    write: Write, manager: EncryptionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ags1.avro.records.NEW_BLOCK_SIZE", 16_000)
     spec, schema = UNPARTITIONED
     files = [file_of(manager, number=n, first_row_id=9 * n) for n in range(2000)]
     new = [added(file) for file in files]
