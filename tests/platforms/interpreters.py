@@ -49,6 +49,7 @@ class Interpreter:
     pytest: list[str] = field(default_factory=list)
     parallel: str = ""  # which tests also run in several threads at once
     without: frozenset[str] = frozenset()  # packages that there are not for it
+    tests: tuple[str, ...] = ("tests/format",)  # by default
 
 
 def _tags(version: str, abi: str, *platforms: str) -> list[str]:
@@ -108,6 +109,11 @@ def aarch64() -> Interpreter:
             "CFLAGS": f"-idirafter {headers}",
         },
         [f"--numprocesses={build_openssl.cpu_count()}"],
+        # Emulated, the others take hours. These have the C code, forks and the vectors.
+        tests=tuple(
+            f"tests/format/test_{name}.py"
+            for name in ("key_use", "gcm", "layout", "key_metadata", "vectors")
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Runs tests on another kind of Python: ``run.py freethreaded|aarch64 [pytest's arguments]``.
 
 The tree is copied to ``build/KIND``, and compiled there with the translation to C that this
-checkout has. Without arguments, the tests of the format run.
+checkout has. Without arguments, the tests of the format run, and those of the engine on arm64.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main(kind: str, *arguments: str) -> int:
     if failed:
         return failed
     left_out = [f"--ignore=tests/format/{name}" for name in LEFT_OUT]
-    tests = [*arguments] or ["tests/format", *left_out, "-m", "not slow and not interop"]
+    tests = [*arguments] or [*interpreter.tests, *left_out, "-m", "not slow and not interop"]
     once = python("-m", "pytest", "-q", *interpreter.pytest, *tests)
     if not interpreter.parallel:
         return once
