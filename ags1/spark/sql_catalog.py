@@ -18,7 +18,7 @@ from pyiceberg.catalog import infer_catalog_type
 from ..errors import KmsConfigurationError
 from ..kms.properties import Properties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, PY_KMS_IMPL, built_in_type, names_kms
-from ..kms.settings import KEYRING, PASSPHRASE_FILE
+from ..kms.settings import FILE, KEYRING, PASSPHRASE_FILE
 from . import options as opt
 from .iceberg_api import configured_properties
 
@@ -205,7 +205,7 @@ def _kms(configured: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
             f"class of its own as {KMS_IMPL!r}"
         )
     kms_type = built_in_type(configured)
-    if kms_type is None and not implementation:
+    if kms_type in (None, FILE) and not implementation:
         raise KmsConfigurationError(
             f"{KMS_TYPE} is {configured[KMS_TYPE]!r}, which only Python has: Java needs a class of "
             f"its own as {KMS_IMPL!r}"

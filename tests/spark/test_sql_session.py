@@ -246,6 +246,7 @@ def test_java_reads_a_token_from_the_variable_that_python_reads(
         ({"type": "rest", "uri": "https://l", "encryption.kms-impl": "my.kms:Kms"}, "of Python"),
         ({"type": "rest", "uri": "https://l", "py-kms-impl": "my.kms.Kms"}, "class of Python"),
         ({"type": "rest", "uri": "https://l", "encryption.kms-type": "mine"}, "only Python has"),
+        ({"type": "rest", "uri": "https://l", "encryption.kms-type": "file"}, "only Python has"),
         ({"type": "rest", "uri": "https://l", "encryption.require-encrypted": True}, "not text"),
     ],
 )
