@@ -9,5 +9,5 @@ Knows nothing of tables, or of wrapped keys.
     records        writes the records of manifests and manifest lists
     schema         converts schemas; types resolves the types of a schema
     variants       the type that PyIceberg does not have
-    _decoder       decodes single values: headers, and the records of manifests
+    _decoder       decodes headers and the records of manifests, and copies entries as bytes
 """
