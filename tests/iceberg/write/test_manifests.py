@@ -852,7 +852,8 @@ def test_blocks_without_a_change_are_copied_as_they_are_stored(
     write: Write, manager: EncryptionManager
 ) -> None:
     spec, schema = UNPARTITIONED
-    files = [file_of(manager, number=n, first_row_id=9 * n) for n in range(2000)]
+    more = {"lower_bounds": {1: bytes(300)}, "value_counts": {1: 10}}
+    files = [file_of(manager, number=n, first_row_id=9 * n, **more) for n in range(2000)]
     new = [added(file) for file in files]
     first = write(new, spec, schema)
     # All entries become existing ones, so that no block is as it was.
@@ -867,7 +868,7 @@ def test_blocks_without_a_change_are_copied_as_they_are_stored(
     }
 
     # One is deleted, one is left out, and the last ones come in another order.
-    changed = again[:500] + [again[500].deleted(77)] + again[501:900] + again[901:1995]
+    changed = [*again[:500], again[500].deleted(77), *again[501:900], *again[901:1995]]
     changed += again[:1994:-1]
     third = write(changed, spec, schema)
     copied = [block in blocks_of(second) for block in blocks_of(third)]
