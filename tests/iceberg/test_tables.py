@@ -336,8 +336,8 @@ def test_what_is_kept_of_manifests_is_bounded(
     for room in (0, sum(lengths[:2]) + 1 + 2 * lengths[0]):
         monkeypatch.setattr("ags1.iceberg.storage.table_files._MAX_CACHED_SIZE", room)
         with counted_reads() as reads:
-            table.transaction().delete("id = 10")
-        assert max(reads.values()) == 1
+            table.transaction().delete("id >= 50")
+        assert least <= max(reads.values()) <= 3
     cache = ManifestCache()
     made = [cache.get(n, room // 4, lambda n=n: str(n)) for n in range(100)]
     assert made == [str(n) for n in range(100)]

@@ -853,7 +853,8 @@ def test_blocks_without_a_change_are_copied_as_they_are_stored(
 ) -> None:
     monkeypatch.setattr("ags1.avro.records.NEW_BLOCK_SIZE", 16_000)
     spec, schema = UNPARTITIONED
-    files = [file_of(manager, number=n, first_row_id=9 * n) for n in range(2000)]
+    more = {"lower_bounds": {1: bytes(300)}, "value_counts": {1: 10}}
+    files = [file_of(manager, number=n, first_row_id=9 * n, **more) for n in range(2000)]
     new = [added(file) for file in files]
     first = write(new, spec, schema)
     # All entries become existing ones, so that no block is as it was.
