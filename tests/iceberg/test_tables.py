@@ -333,7 +333,8 @@ def test_what_is_kept_of_manifests_is_bounded(
         for first in range(0, 60, 10):
             transaction.append(rows(first, first + 1))
     lengths = [m.manifest_length for m in table.view().manifests]
-    for room in (0, sum(lengths[:2]) + 1 + 2 * lengths[0]):
+    # With room for some, it is chance whether those that are needed again are among them.
+    for room, least in ((0, 2), (sum(lengths[:2]) + 1 + 2 * lengths[0], 1)):
         monkeypatch.setattr("ags1.iceberg.storage.table_files._MAX_CACHED_SIZE", room)
         with counted_reads() as reads:
             table.transaction().delete("id >= 50")

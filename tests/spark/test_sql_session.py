@@ -34,9 +34,9 @@ def jar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """The jar of an installation that has one."""
     folder = tmp_path / "jars"
     folder.mkdir()
-    (folder / "ags1-iceberg-0.1.0.jar").touch()
+    (folder / "ags1-iceberg-0.2.0.jar").touch()
     monkeypatch.setattr(plugin, "_FOLDER", folder)
-    return str(folder / "ags1-iceberg-0.1.0.jar")
+    return str(folder / "ags1-iceberg-0.2.0.jar")
 
 
 def test_the_jar(jar: str) -> None:

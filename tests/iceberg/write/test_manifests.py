@@ -849,9 +849,8 @@ def blocks_of(record: EncryptedManifest) -> list[bytes]:
 
 
 def test_blocks_without_a_change_are_copied_as_they_are_stored(
-    write: Write, manager: EncryptionManager, monkeypatch: pytest.MonkeyPatch
+    write: Write, manager: EncryptionManager
 ) -> None:
-    monkeypatch.setattr("ags1.avro.records.NEW_BLOCK_SIZE", 16_000)
     spec, schema = UNPARTITIONED
     more = {"lower_bounds": {1: bytes(300)}, "value_counts": {1: 10}}
     files = [file_of(manager, number=n, first_row_id=9 * n, **more) for n in range(2000)]
