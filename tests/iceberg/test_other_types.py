@@ -127,9 +127,7 @@ def test_the_other_columns_are_read(catalog: EncryptedCatalog, file_format: str,
             assert isinstance(caught.value, Ags1Error)
             assert isinstance(caught.value, NotImplementedError)
             assert f"has type {shown}, which this version does not read" in str(caught.value)
-    with pytest.raises(
-        UnsupportedTypeError, match=r"id, s \(see the .* selected_fields\)"
-    ):
+    with pytest.raises(UnsupportedTypeError, match=r"id, s \(see the .* selected_fields\)"):
         table.scan().to_arrow()
     for row_filter in ("v is null", "st.v is not null", "id = 1 and v = 'x'"):
         with pytest.raises(UnsupportedTypeError, match="filter by other columns"):
