@@ -103,29 +103,40 @@ class Blocks:
         """Fill pieces whose blocks are adjacent."""
         first = pieces[0][0] // self._block_size
         last = max((position + out.nbytes - 1) // self._block_size for position, out in pieces)
-
-        def serve(begin: int) -> None:
-            count = min(self.chunk, last + 1 - begin)
-            start = begin * self._block_size
-            end = start + self.geometry.text_size(begin, count)
-            parts = [
-                (max(position, start), out[max(start - position, 0) : end - position])
-                for position, out in pieces
-                if position < end and start < position + out.nbytes
-            ]
-            if parts[0][1].nbytes == end - start and len(parts) == 1:
-                self.open_chunk(begin, count, parts[0][1])
-            elif not all(self.cache.copy(position, out) for position, out in parts):
-                text = self.open_text(begin, count)
-                for position, out in parts:
-                    out[:] = text[position - start : position - start + out.nbytes]
-                spare = self.cache.keep(text, start, end - start)
-                if spare is not None:
-                    self.give_back(spare)
-
         starts = range(first, last + 1, self.chunk)
-        if self.threads > 1 and len(starts) > 1:
-            run_all(self._pool.get(), serve, starts)
+        shares = [(begin, min(self.chunk, last + 1 - begin)) for begin in starts]
+        # Here and not in the threads: without the GIL, a view does not survive that two threads
+        # slice it at once.
+        parts = [self._parts(pieces, *share) for share in shares]
+
+        def serve(number: int) -> None:
+            self._serve(*shares[number], parts[number])
+
+        if self.threads > 1 and len(shares) > 1:
+            run_all(self._pool.get(), serve, range(len(shares)))
         else:
-            for begin in starts:
-                serve(begin)
+            for number in range(len(shares)):
+                serve(number)
+
+    def _parts(self, pieces: list[Piece], first: int, count: int) -> list[Piece]:
+        """Return what the blocks have of the pieces."""
+        start = first * self._block_size
+        end = start + self.geometry.text_size(first, count)
+        return [
+            (max(position, start), out[max(start - position, 0) : end - position])
+            for position, out in pieces
+            if position < end and start < position + out.nbytes
+        ]
+
+    def _serve(self, first: int, count: int, parts: list[Piece]) -> None:
+        """Fill the parts of pieces that these blocks have."""
+        start, size = first * self._block_size, self.geometry.text_size(first, count)
+        if parts[0][1].nbytes == size and len(parts) == 1:
+            self.open_chunk(first, count, parts[0][1])
+        elif not all(self.cache.copy(position, out) for position, out in parts):
+            text = self.open_text(first, count)
+            for position, out in parts:
+                out[:] = text[position - start : position - start + out.nbytes]
+            spare = self.cache.keep(text, start, size)
+            if spare is not None:
+                self.give_back(spare)

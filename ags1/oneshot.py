@@ -292,17 +292,13 @@ def _encrypt(
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
     geometry = Geometry(block_size, text.nbytes, out.nbytes)
 
-    def seal(first: int, count: int) -> None:
-        at, slots_size = geometry.slots(first, count)
-        begin = first * block_size
-        cipher.seal_blocks(
-            text[begin : begin + geometry.text_size(first, count)], out[at : at + slots_size], first
-        )
+    def seal(slots: memoryview, share: memoryview, first: int) -> None:
+        cipher.seal_blocks(share, slots, first)
 
     check_threads(threads)
     claim_key(km, reuse_key=reuse_key)
     try:
-        _in_threads(seal, geometry, threads)
+        _in_threads(seal, out, text, geometry, threads)
         out[: layout.HEADER_SIZE] = layout.build_header(block_size)
     except BaseException:
         wipe(out)
@@ -314,28 +310,35 @@ def _decrypt(
     slots: memoryview, out: memoryview, km: KeyMetadata, geometry: Geometry, threads: int
 ) -> None:
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
-
-    def open_share(first: int, count: int) -> None:
-        begin = first * geometry.block_size
-        at, size = geometry.slots(first, count)
-        text_size = geometry.text_size(first, count)
-        cipher.open_blocks(slots[at : at + size], out[begin : begin + text_size], first)
-
     check_threads(threads)
     if not geometry.block_count:
         return
     try:
-        _in_threads(open_share, geometry, threads)
+        _in_threads(cipher.open_blocks, slots, out, geometry, threads)
     except BaseException:
         wipe(out)
         raise
 
 
-def _in_threads(work: Callable[[int, int], None], geometry: Geometry, threads: int) -> None:
-    """Call ``work(first block, number of blocks)`` for contiguous shares, one for each thread."""
-    share = -(-geometry.block_count // threads)
-    starts = range(0, geometry.block_count, share)
-    if len(starts) == 1:
-        work(0, geometry.block_count)
+def _in_threads(
+    work: Callable[[memoryview, memoryview, int], object],
+    slots: memoryview,
+    text: memoryview,
+    geometry: Geometry,
+    threads: int,
+) -> None:
+    """Call ``work(slots, text, first block)`` for contiguous shares of both, one for each
+    thread."""
+    count = -(-geometry.block_count // threads)
+    shares = []
+    for first in range(0, geometry.block_count, count):
+        at, size = geometry.slots(first, count)
+        begin = first * geometry.block_size
+        # Here and not in the threads: without the GIL, a view does not survive that two threads
+        # slice it at once.
+        share = text[begin : begin + count * geometry.block_size]
+        shares.append((slots[at : at + size], share, first))
+    if len(shares) == 1:
+        work(*shares[0])
         return
-    run_in_threads(lambda first: work(first, min(share, geometry.block_count - first)), starts)
+    run_in_threads(lambda number: work(*shares[number]), range(len(shares)))

@@ -97,20 +97,23 @@ class MemorySource(Source):
     random_access = True
 
     def __init__(self, file: io.BytesIO) -> None:
-        self._view: memoryview | None = memoryview(file.getvalue())[file.tell() :]
-        self.size: int | None = self._view.nbytes
+        self._data: bytes | None = file.getvalue()
+        self._base = file.tell()
+        self.size: int | None = max(len(self._data) - self._base, 0)
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
-        whole = self._view
-        if whole is None:
+        data, begin = self._data, self._base + offset
+        if data is None:
             raise ValueError("I/O operation on closed file")
-        view = whole[offset : offset + size]
+        # A view for each call: without the GIL, a view does not survive that two threads slice it
+        # at once.
+        view = memoryview(data)[begin : begin + size]
         if view.nbytes < size:
             raise _cut(view.nbytes, offset, size)
         return view
 
     def close(self) -> None:
-        self._view = None
+        self._data = None
 
 
 class RangedSource(Source):
