@@ -14,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.typedef import Identifier, Properties
 
-from ...errors import MetadataIntegrityError
+from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.catalogs import is_a
 from ..pyiceberg.dynamodb import dynamodb_item, dynamodb_parameters
@@ -125,6 +125,20 @@ def catalog_pins(catalog: Catalog, identifier: str | Identifier) -> Properties:
     parameters = _parameters(catalog, identifier, shared_client=True) or {}
     names = TABLE_KEY_ID, METADATA_HASH, METADATA_SHA256, HASH_LOCATION
     return {name: parameters[name] for name in names if name in parameters}
+
+
+def check_never_encrypted(
+    catalog: Catalog, identifier: str | Identifier, metadata_location: str
+) -> None:
+    """Raise NotEncryptedError if the catalog keeps more of a plaintext table than its key ID: then
+    the table was encrypted. Raises NoSuchTableError."""
+    if catalog_pins(catalog, identifier).keys() - {TABLE_KEY_ID}:
+        raise NotEncryptedError(
+            "no file of the table is encrypted, but its catalog keeps a hash of it, as of an "
+            "encrypted one: the table was encrypted, and somebody replaced the metadata or removed "
+            "its keys. This may be an attack. Restore the earlier metadata file",
+            file=metadata_location,
+        )
 
 
 def _parameters(

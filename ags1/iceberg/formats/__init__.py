@@ -10,7 +10,7 @@ Avro::
     avro_writer        writes a data file from Arrow batches
     avro_records       writes the records of manifests and manifest lists
     avro_schema        converts schemas; avro_types resolves the types of a schema
-    _avro_decoder      decodes single values: headers, and the records of manifests
+    _avro_decoder      decodes headers and the records of manifests, and copies entries as bytes
 
 Parquet (Arrow reads and writes the rows)::
 

@@ -256,9 +256,9 @@ cdef const unsigned char *skip_items(
     cdef uint64_t value = 0
     cdef int64_t size
     cdef unsigned char byte
-    cdef int n, shift
+    cdef int shift
     while count:
-        for n in range(numbers):
+        for _ in range(numbers):
             if at == end:
                 return NULL
             byte = at[0]
@@ -428,7 +428,7 @@ cdef class _Records(CheckedDecoder):
         cdef Kind kind = shape.kind
         cdef Shape first, last
         cdef const unsigned char *skipped
-        cdef int64_t size, i
+        cdef int64_t size
         cdef int n
         if kind == LONG:
             self.number()
@@ -450,7 +450,7 @@ cdef class _Records(CheckedDecoder):
                         size = self.items()
                         continue
                     # What is wrong is found, and raised, item by item.
-                for i in range(size):
+                for _ in range(size):
                     for n in range(shape.count):
                         self.skip_value(<Shape>shape.parts[n])
                 size = self.items()
