@@ -40,6 +40,7 @@ from pyiceberg.types import (
     LongType,
     NestedField,
     StringType,
+    StructType,
     TimestamptzType,
 )
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
@@ -94,7 +95,7 @@ class TableWriter:
         self._manifests: list[Entry] = []
         self._data_size = 0
         partition = spec.partition_type(schema)
-        data_file = data_file_with_partition(partition, 3)
+        data_file = _like_java(data_file_with_partition(partition, 3))
         self._entry_schema = fastavro.parse_schema(
             _avro(manifest_entry_schema_with_data_file(3, data_file), "manifest_entry")
         )
@@ -343,6 +344,12 @@ def _location(path: Path) -> str:
 def _dump(model: Schema | PartitionSpec) -> dict[str, Any]:
     dumped: dict[str, Any] = json.loads(model.model_dump_json())
     return dumped
+
+
+def _like_java(data_file: StructType) -> StructType:
+    """PyIceberg's ``equality_ids`` are longs, and Java's are integers."""
+    ids = NestedField(135, "equality_ids", ListType(136, IntegerType()), required=False)
+    return StructType(*(ids if f.field_id == 135 else f for f in data_file.fields))
 
 
 def _avro(schema: Schema, name: str) -> Any:

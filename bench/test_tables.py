@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.settings import MIB
-from bench.subjects.tables import AvroTable, ManifestTwins, ParquetTwins, missing
+from bench.subjects.tables import AvroTable, LargeTable, ManifestTwins, ParquetTwins, missing
 
 MANIFESTS = 20
 
@@ -48,6 +50,13 @@ def test_plan(benchmark: BenchmarkFixture, manifests: ManifestTwins, twin: str) 
     benchmark.group = f"plan the scan of {MANIFESTS} manifests"
     tasks = benchmark(manifests.plan if twin == "encrypted" else manifests.plan_plain)
     assert len(tasks) == 10 * MANIFESTS
+
+
+def test_delete_partition(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    benchmark.group = f"delete one partition of {MANIFESTS}"
+    large = LargeTable(tmp_path, MANIFESTS)
+    benchmark.pedantic(large.delete, rounds=3)  # type: ignore[no-untyped-call]
+    large.expire()
 
 
 @pytest.mark.parametrize("way", ["verify", "cat"])

@@ -221,6 +221,8 @@ class EncryptedCatalog(DelegatingCatalog):
         if require_encrypted is None:
             require_encrypted = self.require_encrypted
         base = replace(base, trust=self._with_key_ids(base))
+        if is_plaintext_with_key_id(base.metadata):
+            self.connection.check_never_encrypted(base)
         key_id = table_key_id(base.metadata, base.trust, base.location)
         if key_id is None:
             return self._plain_table(base, require_encrypted)
@@ -297,9 +299,10 @@ class EncryptedCatalog(DelegatingCatalog):
         """
         # The parameters of all three methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
-        if not self._is_encrypted(identifier, properties, location):
+        if not self._is_encrypted(properties, location):
             self.connection.forget(identifier)
             table = self.inner.create_table(*wanted)
+            self._warn_of_plain(identifier)
             table.catalog = self
             return table
         place, updates = self._new_table(*wanted)
@@ -331,9 +334,10 @@ class EncryptedCatalog(DelegatingCatalog):
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
         # The parameters of both methods below, in PyIceberg's order.
         wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
-        if not self._is_encrypted(identifier, properties, location):
+        if not self._is_encrypted(properties, location):
             self.connection.forget(identifier)
             plain = self.inner.create_table_transaction(*wanted)
+            self._warn_of_plain(identifier)
             table_of(plain).catalog = self
             return plain
         place, updates = self._new_table(*wanted)
@@ -347,14 +351,11 @@ class EncryptedCatalog(DelegatingCatalog):
 
         return EncryptedCreateTransaction(table, updates, create)
 
-    def _is_encrypted(
-        self, identifier: str | Identifier, properties: Properties, location: str | None
-    ) -> bool:
+    def _is_encrypted(self, properties: Properties, location: str | None) -> bool:
         """Return whether a table with these properties will be encrypted. Raises NotEncryptedError
         if it will not and this catalog requires it, ValueError for properties of encryption without
         a key ID, and MetadataIntegrityError if the properties or the location of an unencrypted
-        table contradict the catalog's. Warns of an unencrypted table if the catalog has a KMS."""
-        name = ".".join(Catalog.identifier_to_tuple(identifier))
+        table contradict the catalog's."""
         if properties.get(TABLE_KEY_ID):
             return True
         misspelt = [name for name in properties if name.startswith("encryption.")]
@@ -369,7 +370,12 @@ class EncryptedCatalog(DelegatingCatalog):
                 f"set: add the property {TABLE_KEY_ID!r}"
             )
         refuse_redirection({"properties": properties}, self.inner.properties, location)
+        return False
+
+    def _warn_of_plain(self, identifier: str | Identifier) -> None:
+        """Warn of a new unencrypted table, if this catalog has a KMS."""
         if self.kms is not None:
+            name = ".".join(Catalog.identifier_to_tuple(identifier))
             warnings.warn(
                 f"the new table {name} is not encrypted, although its catalog has a KMS: add the "
                 f"property {TABLE_KEY_ID!r} to encrypt it. Set the catalog's {REQUIRE_ENCRYPTED!r} "
@@ -377,7 +383,6 @@ class EncryptedCatalog(DelegatingCatalog):
                 PlainTableWarning,
                 stacklevel=3,
             )
-        return False
 
     def _new_table(
         self,
@@ -560,8 +565,9 @@ class EncryptedCatalog(DelegatingCatalog):
         those of the finished files, and those of all files.
 
         Raises ValueError for a table with such branches or tags, or that is encrypted under another
-        key; NotImplementedError for ORC files; KmsError; MetadataIntegrityError; OSError;
-        CommitFailedException if other writers kept committing first.
+        key; ValidationException if ``gc.enabled`` is not true, because other tables may have the
+        table's files too; NotImplementedError for ORC files; KmsError; MetadataIntegrityError;
+        OSError; CommitFailedException if other writers kept committing first.
         """
         return migrate(
             self,

@@ -5,6 +5,7 @@ The peer is PyIceberg on the plain twin: the same rows, files and row groups, in
 
 from __future__ import annotations
 
+import datetime
 import gc
 import importlib.util
 import os
@@ -36,11 +37,14 @@ VERIFY, CAT = "verify_table, 2 threads", "cat to /dev/null"
 VERIFY_FILES = "verify_file of each, 2 threads"
 SCAN = "scan a Parquet table to Arrow"
 PLAN = "plan the scan of many manifests"
+DELETE_PARTITION = "delete one partition of a large table"
+EXPIRY = "find the files of an expired snapshot of a large table"
 VERIFICATION = "verify a table of Avro files"
 MANY_VERIFICATION = "verify a table of many small Avro files"
 
 FILES, MANY_FILES = 8, 64
 FILES_PER_MANIFEST = 10
+FILES_PER_PARTITION = 50
 _PAYLOAD_SIZE = 64 << 10
 
 
@@ -148,6 +152,48 @@ class ManifestTwins(Twins):
             raise RuntimeError("the plan is not that of the plain twin")
 
 
+class LargeTable:
+    """A table in a catalog, of ``count`` partitions in a manifest each, of 50 data files that were
+    never written. Deletes of whole partitions read manifests only."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        from ags1.kms import from_properties
+        from bench.tables import ORDERS, ORDERS_BY_DAY, TableWriter
+
+        from .writes import Lake
+
+        lake = Lake(folder)
+        keyring = {"encryption.kms-type": "local", "kms.local.keyring": f"{folder}/keyring.json"}
+        place = folder / "warehouse" / "db" / "large"
+        writer = TableWriter(place, ORDERS, ORDERS_BY_DAY, from_properties(keyring))
+        for day in range(count):
+            writer.manifest(
+                [
+                    writer.absent_file(f"{number:05}", 1_000_000, 64 * MIB, day)
+                    for number in range(FILES_PER_PARTITION)
+                ]
+            )
+        self._table: Any = lake.encrypted.register_table("db.large", writer.finish())
+        self._days = iter(range(count))
+        # The first delete merges all manifests.
+        self.delete()
+
+    def delete(self) -> None:
+        """Delete one more partition. Raises RuntimeError unless its files are gone."""
+        day = datetime.date(1970, 1, 1) + datetime.timedelta(days=next(self._days))
+        self._table.delete(f"day = '{day}'")
+        removed = self._table.current_snapshot().summary["deleted-data-files"]
+        if int(removed) != FILES_PER_PARTITION:
+            raise RuntimeError(f"{removed} files were deleted")
+
+    def expire(self) -> None:
+        """Find what the first snapshot has alone. Raises RuntimeError unless that is there."""
+        first = self._table.snapshots()[0].snapshot_id
+        found = self._table.expire_snapshots(snapshot_ids=[first], dry_run=True)
+        if len(found.files.data_files) != FILES_PER_PARTITION:
+            raise RuntimeError(f"{len(found.files.data_files)} files are found")
+
+
 class AvroTable:
     """An encrypted table with ``size`` bytes of Avro in several ``files``."""
 
@@ -221,6 +267,10 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
             settings.slow_rounds,
             count=settings.manifests,
         )
+    with scratch_folder(settings.folder, settings.manifests << 18) as folder:
+        large = LargeTable(folder, 2 * settings.manifests)
+        for name, work in ((DELETE_PARTITION, large.delete), (EXPIRY, large.expire)):
+            yield _contest(name, {OURS: work}, settings.slow_rounds)
     with scratch_folder(settings.folder, 2 * settings.table_size) as folder:
         for name, size, files in (
             (VERIFICATION, settings.table_size, FILES),

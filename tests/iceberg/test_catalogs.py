@@ -335,10 +335,26 @@ def test_a_new_plain_table_beside_a_kms_is_told(sql: dict[str, str]) -> None:
     with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
         with pytest.warns(PlainTableWarning, match=r"the new table db\.\w+ is not encrypted"):
             table = catalog.create_table("db.new", schema)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert catalog.create_table_if_not_exists("db.new", schema).name() == ("db", "new")
         with pytest.warns(PlainTableWarning, match=r"the new table db\.\w+ is not encrypted"):
             catalog.create_table_transaction("db.other", schema)
         with pytest.raises(NotEncryptedError, match="is not encrypted, so nothing can be verified"):
             verify_table(table)  # type: ignore[arg-type]
+
+
+def test_a_table_that_may_share_its_files_is_refused_before_it_is_changed(
+    sql: dict[str, str],
+) -> None:
+    rows = pa.table({"id": [1, 2]})
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        plain = catalog.inner.create_table("db.t", rows.schema, properties={"gc.enabled": "false"})
+        plain.append(rows)
+        for chosen in ({"dry_run": True}, {}, {"delete_plaintext": True}):
+            with pytest.raises(ValidationException, match=r"gc\.enabled"):
+                catalog.migrate_table("db.t", "keyA", **chosen)  # type: ignore[arg-type]
+        assert catalog.load_table("db.t").metadata_location == plain.metadata_location
 
 
 @pytest.mark.parametrize("version", ["1", "2"])

@@ -105,6 +105,17 @@ class Commits:
         names = TABLE_KEY_ID, METADATA_HASH, METADATA_SHA256, HASH_LOCATION
         return {name: parameters[name] for name in names if name in parameters}
 
+    def check_never_encrypted(self, base: Base) -> None:
+        """Raise NotEncryptedError if the catalog keeps more of a plaintext table than its key ID:
+        then the table was encrypted. Raises NoSuchTableError."""
+        if self.pins(base.identifier).keys() - {TABLE_KEY_ID}:
+            raise NotEncryptedError(
+                "no file of the table is encrypted, but its catalog keeps a hash of it, as of an "
+                "encrypted one: the table was encrypted, and somebody replaced the metadata or "
+                "removed its keys. This may be an attack. Restore the earlier metadata file",
+                file=base.location,
+            )
+
     def read(
         self, identifier: str | Identifier, trust: Trust, *, as_pyiceberg: bool = False
     ) -> Base:

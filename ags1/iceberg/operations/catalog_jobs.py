@@ -42,7 +42,7 @@ from ..write.executors import RewriteExecutor, RewriteThreads
 from .deletion import GC_ENABLED, delete_files, logged_metadata, may_share_files
 from .meter import Meter, Progress
 from .migrate import Migration, MigrationPlan
-from .plaintext_files import PlaintextFiles, plaintext_files
+from .plaintext_files import PlaintextFiles, check_owns_files, plaintext_files
 from .relocation.relocate import RelocationResult, relocate
 from .verify import verify_table
 from .verify.findings import Severity, TableVerification
@@ -128,6 +128,8 @@ def migrate(
         executor=executor or RewriteThreads(threads),
         on_done=meter.done,
     )
+    # Afterwards nobody could say which of the unencrypted files are this table's alone.
+    check_owns_files(base.metadata)
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
     if dry_run:
@@ -177,13 +179,7 @@ def _loaded(commits: Commits, identifier: str | Identifier) -> Base:
     NotEncryptedError if the catalog keeps more: then the table was encrypted."""
     base = commits.read(identifier, Trust())
     if is_plaintext_with_key_id(base.metadata):
-        if commits.pins(identifier).keys() - {TABLE_KEY_ID}:
-            raise NotEncryptedError(
-                "no file of the table is encrypted, but its catalog keeps a hash of it, as of an "
-                "encrypted one: somebody replaced the metadata, or removed its keys. Restore the "
-                "earlier metadata file",
-                file=base.location,
-            )
+        commits.check_never_encrypted(base)
         return replace(base, trust=replace(base.trust, key_id=None, data_key_length=None))
     table_key_id(base.metadata, base.trust, base.location)
     return base

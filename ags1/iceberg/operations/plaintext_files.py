@@ -112,7 +112,13 @@ def _check_versions(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
             "the metadata before and after the migration is of two tables, "
             f"{before['table-uuid']} and {after['table-uuid']}: pass that of one"
         )
-    if may_share_files(before.get("properties")) or may_share_files(after.get("properties")):
+    check_owns_files(before)
+    check_owns_files(after)
+
+
+def check_owns_files(metadata: Mapping[str, Any]) -> None:
+    """Raise ValidationException if other tables may have files of the table too."""
+    if may_share_files(metadata.get("properties")):
         raise ValidationException(
             f"the unencrypted files cannot be deleted: the table's property {GC_ENABLED!r} is not "
             "true, so other tables may have them too. Set it to true if no other table has them"

@@ -24,7 +24,7 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
-from pyiceberg.utils.decimal import bytes_to_decimal
+from pyiceberg.utils.decimal import bytes_to_decimal, decimal_required_bytes
 
 from ...avro._decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
 from ...avro.container import Container
@@ -222,7 +222,8 @@ def _shape(reader: Any, only: Collection[int] | None = None) -> Shape:
             return Shape(Kind.FIXED, size=16, value=lambda data: UUID(bytes=data))
         case readers.DecimalReader():
             decimal = functools.partial(bytes_to_decimal, scale=reader.scale)
-            return Shape(Kind.FIXED, size=reader._length, value=decimal)
+            size = decimal_required_bytes(reader.precision)
+            return Shape(Kind.FIXED, size=size, value=decimal)
         case readers.IntegerReader():
             # Dates and times are its subclasses.
             return Shape(Kind.LONG)

@@ -249,8 +249,10 @@ def test_a_migration_believes_the_pins(
             [f"file://{path}"],
         )
     before = kept(tmp_path)
+    with pytest.raises(NotEncryptedError, match="may be an attack") as refused:
+        catalog.load_table("db.t")
+    assert "migrate" not in str(refused.value)
     for door in (
-        lambda: catalog.load_table("db.t"),
         table.refresh,
         lambda: catalog.migrate_table("db.t", "keyA"),
         lambda: catalog.migrate_table("db.t", "keyB"),
