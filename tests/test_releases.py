@@ -102,7 +102,7 @@ def test_tables(release: Path, index: dict[str, Any], kms: LocalKms) -> None:
     assert len(index["tables"]) >= 3
     for made in index["tables"]:
         table = open_table(
-            f"file://{index['made_at']}/{made['metadata']}",
+            f"file://{release}/{made['metadata']}",
             kms=kms,
             expected_key_id=index["master_key"],
             location_map={f"file://{index['made_at']}": f"file://{release}"},

@@ -121,10 +121,14 @@ def test_the_requests_of_a_file(place: tuple[Counting, str]) -> None:
 
 
 def test_a_url_of_a_registered_protocol(tmp_path: Path, run_python: RunPython) -> None:
-    """In a process of its own, because the protocol stays registered."""
+    """In a process of its own, because the protocol stays registered.
+
+    The process ends without Python's clean-up: in CPython 3.11, one exit in eight with obstore alone
+    aborts, when a thread of obstore's runtime asks for the GIL of the ending interpreter.
+    """
     run_python(
         """
-import pickle, sys
+import os, pickle, sys
 import fsspec
 from obstore.fsspec import register
 register("file")
@@ -134,6 +138,7 @@ with fsspec.open(url, "wt") as out:
 fs, path = fsspec.core.url_to_fs(url)
 assert isinstance(fs.fs, __import__("obstore").fsspec.FsspecStore)
 assert pickle.loads(pickle.dumps(fs)).cat_file(path) == b"one"
+os._exit(0)
 """,
         tmp_path,
     )
