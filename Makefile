@@ -13,7 +13,7 @@ NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
 # Without bytecode, each process of the tests would compile ags1 and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
-# The tests' files lie in memory if it has 8 GiB for them: on a disk they take a sixth longer.
+# Keep test files in /dev/shm when it has 8 GiB free: on a disk the tests take a sixth longer.
 MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8388608 \
 	2>/dev/null && echo /dev/shm)
 # For Spark's JVMs in tests: those of minutes spend half of their CPU's time in the second compiler,
