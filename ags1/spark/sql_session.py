@@ -22,6 +22,9 @@ _ICEBERG_S = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _JARS, _PACKAGES = "spark.jars", "spark.jars.packages"
 _CLASS_PATH = "spark.driver.extraClassPath"
+# Comet's native scan reads data files by itself. It takes a plaintext file in place of an encrypted
+# one, which the plug-in refuses.
+_COMET_SCAN = "spark.comet.scan.icebergNative.enabled"
 
 
 def session(
@@ -96,6 +99,7 @@ def conf(
         _JARS: _extended(given, _JARS, [jar()]),
         **({_PACKAGES: _extended(given, _PACKAGES, missing)} if missing else {}),
         EXTENSIONS: _extended(given, EXTENSIONS, [_ICEBERG_S]),
+        _COMET_SCAN: given.get(_COMET_SCAN, "false"),
         **_catalog_settings(catalog, found),
     }
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,16 @@ class DriverError(Exception):
 class Driver:
     """A driver whose Spark has the catalog ``lake``; leaving it kills it with its JVM."""
 
-    def __init__(self, folder: Path, catalog: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        catalog: Mapping[str, str],
+        settings: Mapping[str, str] | None = None,
+        more_jars: Sequence[Path] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         names = "spark-runtime", "sqlite"
-        class_path = [*(jars.jar(name) for name in names), jars.plugin()]
+        class_path = [*(jars.jar(name) for name in names), jars.plugin(), *more_jars]
         lake = {f"spark.sql.catalog.lake.{name}": value for name, value in catalog.items()}
         given = _SETTINGS | {
             "spark.driver.extraClassPath": os.pathsep.join(map(str, class_path)),
@@ -49,7 +55,7 @@ class Driver:
         self._log = folder / "stderr.txt"
         with self._log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(given | lake)],
+                [sys.executable, str(PROGRAM), json.dumps(given | lake | dict(settings or {}))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -1,5 +1,5 @@
-"""Another engine over the plug-in, Flink, on a table that Python writes too. And writers of both
-languages at once, which are killed. Run by ``make engines``."""
+"""Other engines over the plug-in, Flink and Comet, on a table that Python writes too. And writers
+of both languages, which are killed. Run by ``make engines``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ pytestmark = pytest.mark.cluster
 
 FLINK = "apache-flink==2.3.0"
 FLINK_RUNTIME = "org.apache.iceberg:iceberg-flink-runtime-2.1:1.11.0"
+COMET = "org.apache.datafusion:comet-spark-spark4.1_2.13:1.2.0"
+COMET_SETTINGS = {
+    "spark.plugins": "org.apache.spark.CometPlugin",
+    "spark.memory.offHeap.enabled": "true",
+    "spark.memory.offHeap.size": "512m",
+}
 TABLE = "db.flights"
 ROWS: dict[int, str | None] = {1: "UA", 2: "AA", 3: "UA", 4: None}
 WRITER = """
@@ -171,6 +177,19 @@ def test_flink_reads_and_does_not_write(lake: Lake, tmp_path: Path) -> None:
 
 def listed_rows(rows: dict[int, str | None]) -> list[list[Any]]:
     return [list(row) for row in sorted(rows.items())]
+
+
+# --- Comet ----------------------------------------------------------------------------------------
+
+
+def test_comet_scans_natively(lake: Lake, tmp_path: Path) -> None:
+    lake.create(ROWS)
+    lake.loaded().delete("id = 1")  # a deletion vector
+    query = f"SELECT id, carrier FROM lake.{TABLE}"
+    with Driver(tmp_path / "spark", lake.java, COMET_SETTINGS, [jars.fetched(COMET)]) as spark:
+        assert "CometIcebergNativeScan" in spark.sql(f"EXPLAIN {query}")[0][0]
+        rows = {number: carrier for number, carrier in ROWS.items() if number != 1}
+        assert sorted(spark.sql(query)) == listed_rows(rows)
 
 
 # --- writers that are killed ----------------------------------------------------------------------

@@ -279,6 +279,9 @@ def test_what_is_configured_stays(jar: str) -> None:
     packages = f"org.example:mine:1,{runtime},org.xerial:sqlite-jdbc:3.50.3.0"
     assert made["spark.jars.packages"] == packages
     assert made["spark.sql.extensions"] == f"org.example.Mine,{EXTENSIONS}"
+    assert made["spark.comet.scan.icebergNative.enabled"] == "false"
+    wanted = {"spark.comet.scan.icebergNative.enabled": "true"}
+    assert wanted.items() <= sql_session.conf("lake", SQLITE, given=given | wanted).items()
     again = sql_session.conf("lake", SQLITE, spark_version="4.1", given=made)
     assert made == again | {"spark.jars.packages": packages}
     # A runtime that is there as a file, of another version, is not fetched again.
