@@ -140,8 +140,8 @@ def copy_bits(source, int64_t first, int64_t available, runs, target):
 
 
 def copy_offsets(source, runs, int64_t width, target):
-    """Copy the offsets of runs of lists, of ``width`` bytes (4 or 8), so that the first is 0. Return
-    the runs of their elements. Raises ValueError if a buffer is too small."""
+    """Copy the offsets of runs of lists, of ``width`` bytes (4 or 8), so that the first is 0.
+    Return the runs of their elements. Raises ValueError if a buffer is too small."""
     cdef View old = View(source), new = View(target, True)
     cdef Runs kept = Runs(runs)
     if width != 4 and width != 8:
