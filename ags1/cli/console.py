@@ -64,8 +64,8 @@ class BinaryOutput(io.RawIOBase):
         with contextlib.suppress(io.UnsupportedOperation):  # of a file without a descriptor
             read = os.stat(binary_input().fileno() if source == STREAM else source)
             if stat.S_ISREG(read.st_mode) and os.path.samestat(read, os.stat(self._file.fileno())):
-                said = f"this and {self.name} are the same file: write to another one"
-                raise OSError(errno.EINVAL, said, STDIN if source == STREAM else source)
+                message = f"this and {self.name} are the same file: write to another one"
+                raise OSError(errno.EINVAL, message, STDIN if source == STREAM else source)
 
     def writable(self) -> bool:
         return True

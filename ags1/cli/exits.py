@@ -52,7 +52,7 @@ Exit status:
   8    'ags1 table erase' has erased, but something that it names may still have
        deleted rows
   9    'ags1 spark' found no file to work on (--allow-empty makes this 0)
-  70   internal error: a mistake in ags1
+  70   internal error: a bug in ags1
   130  interrupted (Ctrl-C)
   141  the reader of the output went away
   143  terminated
@@ -119,7 +119,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGHUP came: clean up as after Ctrl-C."""
 
 
-# What the work on a file may raise; anything else is a mistake of ours.
+# What the work on a file may raise; anything else is a bug in ags1.
 EXPECTED = (Ags1Error, OSError, MemoryError)
 
 # The options of the library's parameters, where they do not have the same name.

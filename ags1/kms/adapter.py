@@ -92,14 +92,16 @@ class PyIcebergKms:
         except Exception as error:
             if isinstance(error, NotImplementedError) and doing == "generate_key":
                 raise NotImplementedError(f"{self!r} makes no keys") from None
-            said = f"{self!r} failed in {doing}: {type(error).__name__}"
+            message = f"{self!r} failed in {doing}: {type(error).__name__}"
             if isinstance(error, (ConnectionError, TimeoutError)):
-                raise KmsUnavailableError(f"{said}. Try again when its service answers") from None
+                raise KmsUnavailableError(
+                    f"{message}. Try again when its service answers"
+                ) from None
             if isinstance(error, PermissionError):
-                denied = f"{said}. Allow this user the use of the master key"
+                denied = f"{message}. Allow this user the use of the master key"
                 raise KmsAccessDeniedError(denied) from None
             hidden = "The text of the exception is not shown, because it may hold a key: call"
-            raise KmsError(f"{said}. {hidden} the class in a program of your own") from None
+            raise KmsError(f"{message}. {hidden} the class in a program of your own") from None
 
     def _bytes(self, doing: str, work: Callable[[], Any]) -> bytes:
         answer = self._call(doing, work)

@@ -320,7 +320,7 @@ def test_existing_pairs_are_skipped_on_demand(home: Path) -> None:
     assert [line["file"] for line in lines if not line.get("skipped")] == ["in/new"]
     assert {name: (home / "in" / name).read_bytes() for name in before} == before
     assert "skipped" in run("encrypt", "in/x.avro", "--skip-existing").stderr
-    assert "exclude each other" in fail(2, "encrypt", "in", "--skip-existing", "--force")
+    assert "cannot be used together" in fail(2, "encrypt", "in", "--skip-existing", "--force")
 
 
 def test_a_file_without_its_sidecar_is_not_skipped(home: Path) -> None:

@@ -574,7 +574,7 @@ def test_a_keyring_is_protected_and_unprotected(home: Path, passphrase: Path) ->
     assert none == "there was no passphrase to remove from the keyring k.json\n"
     done = succeed("key", "protect", *keyring, "--new-passphrase-file", passphrase).stdout
     assert (done, version()) == ("set a passphrase for the keyring k.json\n", 2)
-    assert "exclude each other" in fail(
+    assert "cannot be used together" in fail(
         2, "key", "protect", *keyring, "--remove", "--new-passphrase-file", passphrase
     )
 

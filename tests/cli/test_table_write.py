@@ -916,7 +916,7 @@ def test_relocate_copies_registers_and_moves(filled: EncryptedTable, home: Path)
     succeed("relocate", "db.t", home.parent / "two", "--register-as", "db.two", "--current-only")
     assert ids("db.two") == [2, 3, 4, 5]
     assert len(load("db.two").metadata.snapshots) == 1
-    assert "exclude each other" in fail(
+    assert "cannot be used together" in fail(
         2, "relocate", "db.t", "/a", "--move", "--register-as", "db.x"
     )
     assert "/moved/metadata/" in succeed("relocate", "db.t", home.parent / "moved", "--move", "-y")

@@ -123,8 +123,8 @@ def test_the_requests_of_a_file(place: tuple[Counting, str]) -> None:
 def test_a_url_of_a_registered_protocol(tmp_path: Path, run_python: RunPython) -> None:
     """In a process of its own, because the protocol stays registered.
 
-    The process ends without Python's clean-up: in CPython 3.11, one exit in eight with obstore alone
-    aborts, when a thread of obstore's runtime asks for the GIL of the ending interpreter.
+    The process ends without Python's clean-up: in CPython 3.11, one exit in eight with obstore
+    alone aborts, when a thread of obstore's runtime asks for the GIL of the ending interpreter.
     """
     run_python(
         """

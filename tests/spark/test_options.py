@@ -241,9 +241,12 @@ def test_a_frame_travels_in_time_by_each_name(catalog: Any, options: dict[str, s
         ({"versionAsOf": "5"}, "the table has no snapshot 5"),
         ({"versionAsOf": "late"}, "no branch or tag of that name: .*'late'"),
         ({"tag": "late"}, "no branch or tag of that name"),
-        ({"tag": "a", "snapshot-id": "1"}, "'snapshot-id' and 'tag' exclude each other"),
-        ({"tag": "a", "end-snapshot-id": "1"}, "'tag' and 'end-snapshot-id' exclude each other"),
-        ({"snapshot-id": "1", "start-snapshot-id": "1"}, "exclude each other"),
+        ({"tag": "a", "snapshot-id": "1"}, "'snapshot-id' and 'tag' cannot be used together"),
+        (
+            {"tag": "a", "end-snapshot-id": "1"},
+            "'tag' and 'end-snapshot-id' cannot be used together",
+        ),
+        ({"snapshot-id": "1", "start-snapshot-id": "1"}, "cannot be used together"),
         ({"end-snapshot-id": "1"}, "needs the option 'start-snapshot-id': give both"),
     ],
 )

@@ -148,12 +148,12 @@ def encrypt(
 
     _refuse_json_beside_data(out, sources, output)
     if force and skip_existing:
-        raise click.UsageError("--force and --skip-existing exclude each other: give one of them")
+        raise click.UsageError("--force and --skip-existing cannot be used together")
     plan = plan_encryption(sources, output, sidecar, again=again, skip_existing=skip_existing)
     if any(job.target == STREAM for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
-        said = "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
-        raise click.UsageError(said)
-    if not plan.jobs:  # a source that is not there is told without a keyring
+        message = "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
+        raise click.UsageError(message)
+    if not plan.jobs:  # a missing source is reported without a keyring
         return for_each(plan, lambda *_: None, out, "encrypted", verbose=verbose)
     keychain, master_key_id = encrypting_keychain(kms, key)
     keychain.prepare()
@@ -392,8 +392,8 @@ def _for_each_opened(
 
 def _refuse_json_beside_data(out: Output, sources: Paths, output: str | None) -> None:
     if out.as_json and (output == STREAM or (output is None and STREAM in sources)):
-        said = "--json and the data cannot both go to standard output: give -o FILE"
-        raise click.UsageError(said)
+        message = "--json and the data cannot both go to standard output: give -o FILE"
+        raise click.UsageError(message)
 
 
 COMMANDS = (encrypt, decrypt, cat, verify, inspect)

@@ -57,8 +57,8 @@ def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
     if not os.path.lexists(job.sidecar):
         if not job.is_pipe:
             refuse_other_files(job.source)
-        said = "there is no such sidecar, and only it has the file's key (see --sidecar)"
-        raise KeyMetadataError(said, file=job.sidecar)
+        message = "there is no such sidecar, and only it has the file's key (see --sidecar)"
+        raise KeyMetadataError(message, file=job.sidecar)
     return keychain.open(job.sidecar, None if job.is_pipe else job.source)
 
 

@@ -177,8 +177,8 @@ def _pipe_source(job: Job) -> Iterator[Iterator[bytes]]:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, job.source_name) from None
             if chunk is None:  # not the end: a descriptor in non-blocking mode has no data yet
-                said = "there is no data now, and it would block: give one in blocking mode"
-                raise BlockingIOError(errno.EAGAIN, said, job.source_name)
+                message = "there is no data now, and it would block: give one in blocking mode"
+                raise BlockingIOError(errno.EAGAIN, message, job.source_name)
             return chunk
 
         yield iter(read, b"")
@@ -211,8 +211,8 @@ def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
         if path == job.sidecar:
             present_sidecar(path)
         if not job.is_pipe and os.path.samefile(job.source, path):
-            said = f"{job.source} and this are the same file: give another -o"
-            raise OSError(errno.EINVAL, said, path)
+            message = f"{job.source} and this are the same file: give another -o"
+            raise OSError(errno.EINVAL, message, path)
 
 
 @contextlib.contextmanager

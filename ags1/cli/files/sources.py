@@ -89,8 +89,10 @@ def plan_encryption(
     if output is None and sources == (STREAM,):
         output = STREAM
     if _is_stream(output) and sidecar is None:
-        said = "to encrypt to standard output or a pipe, say with --sidecar FILE where the keys go"
-        raise click.UsageError(said)
+        message = (
+            "to encrypt to standard output or a pipe, say with --sidecar FILE where the keys go"
+        )
+        raise click.UsageError(message)
     plan = Plan()
     for file in _find(sources, plan, _not_encrypted, "file to encrypt"):
         if file.is_named and not file.is_pipe and not again:
@@ -103,8 +105,8 @@ def plan_encryption(
                 plan.skipped.append((file.path, _ENCRYPTED))
                 continue
             if refused:
-                said = "is encrypted already (--again encrypts it once more)"
-                plan.problems.append((file.path, OSError(errno.EINVAL, said)))
+                message = "is encrypted already (--again encrypts it once more)"
+                plan.problems.append((file.path, OSError(errno.EINVAL, message)))
                 continue
         target, makes_folder = _target(file, sources, output, lambda name: name + SUFFIX)
         sidecar_file = sidecar if sidecar is not None else sidecar_beside(target)
@@ -117,11 +119,11 @@ def plan_encryption(
             if has_results(job):
                 plan.done.append(job)
             elif _has_lost_sidecar(job):
-                said = (
+                message = (
                     f"this sidecar is missing, so {job.target} cannot be decrypted: restore it "
                     "from a backup, or encrypt the file again with --force"
                 )
-                plan.problems.append((job.source, KeyMetadataError(said, file=job.sidecar)))
+                plan.problems.append((job.source, KeyMetadataError(message, file=job.sidecar)))
             else:
                 plan.jobs.append(job)
     return plan
@@ -284,8 +286,8 @@ def _target(
     if _is_stream(output) or not into_folder:
         return output, False
     if file.is_pipe:
-        said = f"{output} is a folder, and this input has no name: give the output a file's name"
-        raise click.UsageError(said)
+        message = f"{output} is a folder, and this input has no name: give the output a file's name"
+        raise click.UsageError(message)
     return os.path.join(output, renamed(file.relative_path)), True
 
 
@@ -364,8 +366,8 @@ def _check(plan: Plan, sources: Paths, output: str | None, sidecar: str | None) 
     """Raise UsageError when two of the files of a plan would be one."""
     if len(plan.jobs) > 1 or (plan.jobs and plan.jobs[0].source not in sources):
         if _is_stream(output):
-            said = "only one file can be written to standard output or a pipe: give -o FOLDER"
-            raise click.UsageError(said)
+            message = "only one file can be written to standard output or a pipe: give -o FOLDER"
+            raise click.UsageError(message)
         if sidecar is not None:
             raise click.UsageError("--sidecar is for one file, and there are several: leave it out")
     read = {os.path.abspath(job.source) for job in plan.jobs}
@@ -375,12 +377,12 @@ def _check(plan: Plan, sources: Paths, output: str | None, sidecar: str | None) 
             continue
         target = os.path.abspath(job.target)
         if target in read:
-            said = f"{job.target} is a source and cannot be the output, too: give another -o"
-            raise click.UsageError(said)
+            message = f"{job.target} is a source and cannot be the output, too: give another -o"
+            raise click.UsageError(message)
         if target in written:
             both = f"{written[target]} and {job.source} would both be written to {job.target}"
             raise click.UsageError(f"{both}: encrypt or decrypt them one by one")
         written[target] = job.source
         if os.path.abspath(job.sidecar) in written or os.path.abspath(job.sidecar) in read:
-            said = f"{job.sidecar} is a source or an output and cannot be the sidecar"
-            raise click.UsageError(f"{said}: give another one")
+            message = f"{job.sidecar} is a source or an output and cannot be the sidecar"
+            raise click.UsageError(f"{message}: give another one")

@@ -167,8 +167,8 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out:
     from .keyrings import keyring_settings
 
     if remove and new_passphrase_file is not None:
-        said = "--remove and --new-passphrase-file exclude each other: give one of them"
-        raise click.UsageError(said)
+        message = "--remove and --new-passphrase-file cannot be used together"
+        raise click.UsageError(message)
     settings = keyring_settings(kms, "protect")
     check_names(settings.properties)
     path = settings.properties.get(KEYRING) or default_keyring_path()

@@ -36,12 +36,12 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     before = find_sidecar(sidecar_file)
     master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.own_kek_entries})
     if not master_key_ids:
-        said = "the sidecar is damaged: no master key wraps its keys. Restore it from a backup"
-        raise KeyMetadataError(said, file=sidecar_file)
+        message = "the sidecar is damaged: no master key wraps its keys. Restore it from a backup"
+        raise KeyMetadataError(message, file=sidecar_file)
     wanted = how.master_key_id
     if wanted is None and len(master_key_ids) > 1:
-        said = f"several master keys wrap its keys, {', '.join(master_key_ids)}"
-        raise KeyMetadataError(f"{said}: name one with --to-key", file=sidecar_file)
+        message = f"several master keys wrap its keys, {', '.join(master_key_ids)}"
+        raise KeyMetadataError(f"{message}: name one with --to-key", file=sidecar_file)
     if wanted is None:
         # Whoever wrote the sidecar chose this name. It may be that of their own key.
         how.keychain.check_trust(before.own_kek_entries[0])
@@ -89,8 +89,8 @@ def _replace(sidecar_file: str, before: Sidecar, after: Sidecar, how: Rewrapping
     with locked(sidecar_file):
         # If another process has replaced the file meanwhile, the sidecar has the new file's keys.
         if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
-            said = "another process changed the sidecar meanwhile: try again"
-            raise KeyMetadataError(said, file=sidecar_file)
+            message = "another process changed the sidecar meanwhile: try again"
+            raise KeyMetadataError(message, file=sidecar_file)
         if not how.dry_run:
             write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
 

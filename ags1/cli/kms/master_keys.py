@@ -77,8 +77,8 @@ def layer_of_options(
             continue
         kind = Layer(given).kind
         if kind not in (None, wanted):
-            said = f"{option} is for --kms {wanted}, not for {kind}: leave one of the two out"
-            raise click.UsageError(said)
+            message = f"{option} is for --kms {wanted}, not for {kind}: leave one of the two out"
+            raise click.UsageError(message)
         if given.get(name, path) != path:
             raise click.UsageError(f"{option} and --kms-property name two files: name one")
         given[KMS_TYPE], given[name] = wanted, path

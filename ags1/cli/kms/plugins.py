@@ -1,4 +1,4 @@
-"""KMS clients of plug-ins: their mistakes are failures of keys, not internal errors of ours. If
+"""KMS clients of plug-ins: their bugs are failures of keys, not internal errors of ours. If
 such a client raises an error that is not ours, the message names only its type, because its text
 may have a key. The types of what it returns are checked."""
 
@@ -71,9 +71,9 @@ class _Guarded:
         with failures_of(self._name, method):
             result = getattr(self._kms, method)(*arguments, **named)
         if not isinstance(result, _RESULTS[method]):
-            said = f"the KMS client {self._name} returned the wrong type from {method}"
+            message = f"the KMS client {self._name} returned the wrong type from {method}"
             kind = type(result).__name__
-            raise PluginError(f"{said}: {kind}. This is a mistake in that client")
+            raise PluginError(f"{message}: {kind}. This is a bug in that client")
         return result
 
 
@@ -96,6 +96,6 @@ def failures_of(name: str, doing: str) -> Iterator[None]:
         kind = type(failure).__name__
         del failure
         raise PluginError(
-            f"the KMS client {name} failed in {doing}: {kind}. This is a mistake in that client; "
+            f"the KMS client {name} failed in {doing}: {kind}. This is a bug in that client; "
             "AGS1_DEBUG=1 shows where"
         )

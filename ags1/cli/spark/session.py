@@ -70,7 +70,7 @@ def master(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_one(*arguments: Any, master: str | None, remote: str | None, **given: Any) -> Any:
         if master is not None and remote is not None:
-            raise click.UsageError("--master and --remote exclude each other: give one of them")
+            raise click.UsageError("--master and --remote cannot be used together")
         if remote is not None and not remote.startswith(_REMOTE):
             raise click.UsageError(_NO_CONNECT_URL)
         return command(*arguments, master=master if remote is None else remote, **given)
@@ -96,8 +96,8 @@ def kms_config(settings: Settings) -> KmsConfig:
 
 
 def report_of(failures: Iterable[FailedFile], out: Output) -> Report:
-    """Return a report of the files for which a command has failed. With ``--json`` they are told as
-    JSON alone."""
+    """Return a report of the files for which a command has failed. With ``--json`` they are printed
+    only as JSON."""
     report = Report(out, once=True)
     for failure in failures:
         kind: Any = getattr(errors, failure.kind, None)

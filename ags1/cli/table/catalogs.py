@@ -52,8 +52,8 @@ class ChangedCatalog(NamedCatalog):
             self.identifier, expected_key_id=key_id, location_map=self._options.location_map
         )
         if not isinstance(table, EncryptedTable):
-            said = "the table is not encrypted: 'ags1 table migrate' encrypts it"
-            raise NotEncryptedError(said, file=self._options.table)
+            message = "the table is not encrypted: 'ags1 table migrate' encrypts it"
+            raise NotEncryptedError(message, file=self._options.table)
         if self.takes_any_key and key_id and not self.trusted_key_ids:
             # From now on, the catalog refuses the table if its metadata names another master key.
             self.catalog.key_ids = frozenset([key_id])

@@ -195,10 +195,10 @@ def _refuse_own(properties: Mapping[str, str]) -> None:
     own = ("encryption.", "write.format.default", "format-version")
     for name in properties:
         if name.startswith(own):
-            said = (
+            message = (
                 f"--property {name} is set by the command: use --key, --data-key-length or --format"
             )
-            raise click.UsageError(said)
+            raise click.UsageError(message)
 
 
 @contextmanager
@@ -213,5 +213,5 @@ def _namespace(opened: ChangedCatalog, *, create: bool) -> Iterator[None]:
     try:
         yield
     except NoSuchNamespaceError:
-        said = f"the catalog has no namespace {namespace!r}: --create-namespace creates it"
-        raise click.UsageError(said) from None
+        message = f"the catalog has no namespace {namespace!r}: --create-namespace creates it"
+        raise click.UsageError(message) from None

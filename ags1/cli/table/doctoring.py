@@ -69,11 +69,11 @@ def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int
 
 def _open(where: TableOptions, out: Output) -> tuple[Table, str | None]:
     """Open the table, without keys if the KMS cannot be used; also return why it cannot."""
-    said: set[str] = set()
+    message: set[str] = set()
 
     def note(text: str) -> None:
-        if text not in said:
-            said.add(text)
+        if text not in message:
+            message.add(text)
             out.note(text)
 
     try:

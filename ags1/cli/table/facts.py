@@ -125,16 +125,16 @@ def _pinned(table: EncryptedTable) -> dict[str, Any]:
 
 
 def _pinned_line(pinned: dict[str, Any], metadata_location: str) -> str:
-    hash_of, said = pinned["metadata_location"], f"in the catalog: the key {pinned['key_id']}"
+    hash_of, message = pinned["metadata_location"], f"in the catalog: the key {pinned['key_id']}"
     if pinned["key_id"] is None:
         if pinned["metadata_confirmed"]:
             return "metadata.json, by the SHA-256 that was given or the server's answer"
         return "nothing: whoever can write metadata.json can change the table"
     if hash_of is None:
-        return f"{said}, and no hash of metadata.json"
+        return f"{message}, and no hash of metadata.json"
     if hash_of == metadata_location:
-        return f"{said} and the hash of metadata.json"
-    return f"{said} and the hash of {hash_of}, which another writer has replaced"
+        return f"{message} and the hash of metadata.json"
+    return f"{message} and the hash of {hash_of}, which another writer has replaced"
 
 
 def files_of_snapshot(table: Table, snapshot: Snapshot) -> Iterator[dict[str, Any]]:

@@ -33,13 +33,13 @@ def failures(table: str) -> Iterator[None]:
     except (Ags1Error, OSError, MemoryError, click.ClickException, click.Abort, ReaderGoneError):
         raise
     except CommitFailedException as error:
-        said = "other writers committed first each time, so nothing was changed. Try again later"
-        raise CommitConflictError(f"{said}: {_text(error)}", file=table) from None
+        message = "other writers committed first each time, so nothing was changed. Try again later"
+        raise CommitConflictError(f"{message}: {_text(error)}", file=table) from None
     except ConflictError as error:
         raise CommitConflictError(_text(error), file=table) from None
     except CommitStateUnknownException as error:
-        said = "the commit may have been made or not. Look at the table before you try again"
-        unknown = CommitStateUnknownError(f"{said}: {_text(error)}", file=table)
+        message = "the commit may have been made or not. Look at the table before you try again"
+        unknown = CommitStateUnknownError(f"{message}: {_text(error)}", file=table)
         cause = error.__cause__
         if isinstance(cause, KeyboardInterrupt):
             print_error(str(unknown))
@@ -53,8 +53,8 @@ def failures(table: str) -> Iterator[None]:
         # PyIceberg's classes for what is missing have no common base.
         is_missing = library == "pyiceberg" and kind.__name__.startswith("NoSuch")
         if kind is ValueError or is_missing:
-            said = with_option(_text(error), error) or kind.__name__
-            raise click.UsageError(f"{table}: {said}") from None
+            message = with_option(_text(error), error) or kind.__name__
+            raise click.UsageError(f"{table}: {message}") from None
         if library in ("ags1", "builtins") or os.environ.get("AGS1_DEBUG"):
             raise
         if kind.__name__.endswith("AlreadyExistsError"):

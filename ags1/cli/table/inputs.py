@@ -184,8 +184,8 @@ def _format_of(name: str) -> str:
     suffix = os.path.splitext(name)[1].lower()
     if suffix not in _SUFFIXES:
         known = ", ".join(sorted(_SUFFIXES))
-        said = f"{name}: its name does not end in one of {known}: give --input-format"
-        raise click.UsageError(said)
+        message = f"{name}: its name does not end in one of {known}: give --input-format"
+        raise click.UsageError(message)
     return _SUFFIXES[suffix]
 
 
@@ -213,8 +213,8 @@ def _arrow(name: str, stack: ExitStack) -> RowsFile:
     try:
         opened = pa.ipc.open_stream(whole)
     except pa.ArrowInvalid as error:
-        said = "this is not a stream of Arrow: give --input-format if it has another format"
-        raise FormatError(f"{said} ({error})") from None
+        message = "this is not a stream of Arrow: give --input-format if it has another format"
+        raise FormatError(f"{message} ({error})") from None
 
     def batches() -> _Batches:
         for batch in opened:
@@ -253,8 +253,8 @@ def _csv(file: IO[bytes], kinds: Mapping[str, pa.DataType] | None) -> RowsFile:
     opened = csv.open_csv(counted, read, csv.ParseOptions(newlines_in_values=True), convert)
     for name in opened.schema.names:
         if name in kinds and not _is_text(kinds[name]):
-            said = f"CSV has no form for the column {name!r} of type {kinds[name]}"
-            raise ValueError(f"{said}: use Parquet or Arrow")
+            message = f"CSV has no form for the column {name!r} of type {kinds[name]}"
+            raise ValueError(f"{message}: use Parquet or Arrow")
     return RowsFile(opened.schema, ((batch, counted.done_size) for batch in opened))
 
 

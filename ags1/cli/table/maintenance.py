@@ -144,7 +144,7 @@ def rotate(
 
     to_key = target.to_key
     if rewrap and target != NewMasterKey():
-        raise click.UsageError("--rewrap and --to-key exclude each other: give one of them")
+        raise click.UsageError("--rewrap and --to-key cannot be used together")
     other = target_of(target)
     kms = None if other is None else connect(other)
     opened = ChangedCatalog(where)
@@ -286,7 +286,7 @@ def relocate(
       ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
     """
     if move and register_as is not None:
-        raise click.UsageError("--move and --register-as exclude each other: give one of them")
+        raise click.UsageError("--move and --register-as cannot be used together")
     opened = ChangedCatalog(where)
     opened.load()  # to be sure that it is under the key that was named
     if move and not dry_run:

@@ -77,14 +77,14 @@ class NamedCatalog:
         name = self.name = options.catalog or ""
         self.identifier = options.table.removeprefix(f"{name}.")
         if "." not in self.identifier or "/" in self.identifier:
-            said = f"{options.table}: a table in a catalog has the name NAMESPACE.TABLE"
-            raise click.UsageError(said)
+            message = f"{options.table}: a table in a catalog has the name NAMESPACE.TABLE"
+            raise click.UsageError(message)
         self._key_id = options.key_id
         self.settings_key_id: str | None = None
         configured = configured_properties(name, options.io_properties)
         if not configured:
-            said = f"PyIceberg's configuration has no catalog {name!r}: add it there"
-            raise click.UsageError(said)
+            message = f"PyIceberg's configuration has no catalog {name!r}: add it there"
+            raise click.UsageError(message)
         has_kms = names_kms(configured)
         if keys and has_kms and options.kms == KmsOptions():
             # The catalog's own KMS comes before the settings that are for everything.

@@ -95,6 +95,6 @@ def _parse_term(term: str, schema: Schema) -> tuple[Transform[Any, Any], NestedF
     except PyIcebergValidationError:
         fits = False
     if not fits:
-        said = f"{term} is not a transform of a column of type {source.field_type}"
-        raise ValueError(f"{said}, such as bucket[16](id) or month(ts)")
+        message = f"{term} is not a transform of a column of type {source.field_type}"
+        raise ValueError(f"{message}, such as bucket[16](id) or month(ts)")
     return transform, source

@@ -273,7 +273,7 @@ def move_or_copy(
     """Copy an encrypted table to another location. ``EncryptedCatalog.relocate_table`` documents
     the arguments and the errors. ``options`` are those of ``relocate``."""
     if move and register_as is not None:
-        raise ValueError("move and register_as exclude each other: pass one of them")
+        raise ValueError("move and register_as cannot be used together")
     table = catalog.load_table(identifier)
     if not isinstance(table, TableSession):
         raise NotEncryptedError(

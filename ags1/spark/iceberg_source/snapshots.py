@@ -61,7 +61,7 @@ def pin_of(table: EncryptedTable, options: Mapping[str, str]) -> Pin:
     given = [name for name in (*_ONE_OF, _START) if options.get(name)]
     if len(given) > 1 and given != ["branch", _START]:
         both = " and ".join(map(repr, given[:2]))
-        raise ValueError(f"the options {both} exclude each other: leave one out")
+        raise ValueError(f"the options {both} cannot be used together")
     schema_id = table.metadata.current_schema_id
     current = table.metadata.current_snapshot_id
     end = options.get(_END)
@@ -75,7 +75,7 @@ def pin_of(table: EncryptedTable, options: Mapping[str, str]) -> Pin:
             last = _snapshot_id(table, _END, _number(options, _END))
         return Pin(last, schema_id, start=_number(options, _START))
     if end:
-        raise ValueError(f"the options {given[0]!r} and {_END!r} exclude each other: leave one out")
+        raise ValueError(f"the options {given[0]!r} and {_END!r} cannot be used together")
     chosen = _chosen(table, options, given[0])
     ref = table.metadata.refs.get(options[given[0]]) if given[0] in _REFS else None
     is_branch = (
