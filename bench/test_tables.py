@@ -8,7 +8,14 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.settings import MIB
-from bench.subjects.tables import AvroTable, LargeTable, ManifestTwins, ParquetTwins, missing
+from bench.subjects.tables import (
+    AvroTable,
+    DeletedRows,
+    LargeTable,
+    ManifestTwins,
+    ParquetTwins,
+    missing,
+)
 
 MANIFESTS = 20
 
@@ -18,6 +25,11 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason="needs pyarrow and
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory: pytest.TempPathFactory) -> ParquetTwins:
     return ParquetTwins(tmp_path_factory.mktemp("parquet"), 4 * MIB)
+
+
+@pytest.fixture(scope="module")
+def deleted(tmp_path_factory: pytest.TempPathFactory) -> DeletedRows:
+    return DeletedRows(tmp_path_factory.mktemp("deleted"), 4 * MIB)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +62,13 @@ def test_plan(benchmark: BenchmarkFixture, manifests: ManifestTwins, twin: str) 
     benchmark.group = f"plan the scan of {MANIFESTS} manifests"
     tasks = benchmark(manifests.plan if twin == "encrypted" else manifests.plan_plain)
     assert len(tasks) == 10 * MANIFESTS
+
+
+@pytest.mark.parametrize("way", ["scan", "scan_rewritten", "scan_and_copy"])
+def test_scan_deleted(benchmark: BenchmarkFixture, deleted: DeletedRows, way: str) -> None:
+    benchmark.group = "scan a table with 5 % of its rows deleted"
+    deleted.check()
+    benchmark(getattr(deleted, way))
 
 
 def test_delete_partition(benchmark: BenchmarkFixture, tmp_path: Path) -> None:

@@ -498,7 +498,7 @@ class EncryptedCatalog(DelegatingCatalog):
     ) -> CommitTableResponse:
         """Commit PyIceberg's updates to a table, as PyIceberg does. Raises TypeChangeError, a
         ValueError and PyIceberg's ValidationError, if a column would get a type that the values in
-        its files do not have."""
+        its files do not have, or another initial default."""
         if not isinstance(table, EncryptedTable):
             for update in updates:
                 if isinstance(update, AddSchemaUpdate):
@@ -561,13 +561,15 @@ class EncryptedCatalog(DelegatingCatalog):
 
         If ``delete_plaintext`` is true, the unencrypted files are deleted after the new table is
         committed and verified. If not, the result lists them, and another call for the same table
-        and key lists them again or deletes them. ``progress`` is called with two numbers of bytes:
-        those of the finished files, and those of all files.
+        and key lists them again or deletes them. If ``gc.enabled`` is not true, other tables may
+        have them too: then they stay, and ``delete_plaintext`` is refused before anything is
+        changed. ``progress`` is called with two numbers of bytes: those of the finished files, and
+        those of all files.
 
         Raises ValueError for a table with such branches or tags, or that is encrypted under another
-        key; ValidationException if ``gc.enabled`` is not true, because other tables may have the
-        table's files too; NotImplementedError for ORC files; KmsError; MetadataIntegrityError;
-        OSError; CommitFailedException if other writers kept committing first.
+        key; ValidationException for ``delete_plaintext`` if ``gc.enabled`` is not true;
+        NotImplementedError for ORC files; KmsError; MetadataIntegrityError; OSError;
+        CommitFailedException if other writers kept committing first.
         """
         return migrate(
             self,

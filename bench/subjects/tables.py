@@ -9,6 +9,7 @@ import datetime
 import gc
 import importlib.util
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ PYICEBERG = "PyIceberg, plain twin"
 VERIFY, CAT = "verify_table, 2 threads", "cat to /dev/null"
 VERIFY_FILES = "verify_file of each, 2 threads"
 SCAN = "scan a Parquet table to Arrow"
+SCAN_DELETED = "scan a table with 5 % of its rows deleted, CPU time"
+REWRITTEN = "PyIceberg, plain, without the deleted rows"
+COPIED = "ags1.iceberg, all rows and a copy of them"
 PLAN = "plan the scan of many manifests"
 DELETE_PARTITION = "delete one partition of a large table"
 EXPIRY = "find the files of an expired snapshot of a large table"
@@ -43,6 +47,8 @@ VERIFICATION = "verify a table of Avro files"
 MANY_VERIFICATION = "verify a table of many small Avro files"
 
 FILES, MANY_FILES = 8, 64
+# One of so many rows is deleted, anywhere.
+ROWS_PER_DELETED = 20
 FILES_PER_MANIFEST = 10
 FILES_PER_PARTITION = 50
 _PAYLOAD_SIZE = 64 << 10
@@ -109,6 +115,58 @@ class ParquetTwins(Twins):
             )
             if not ours.num_rows or not ours.equals(theirs):
                 raise RuntimeError(f"{column!r} is not that of the plain twin")
+
+
+class DeletedRows:
+    """An encrypted table with about ``size`` bytes of Parquet, of which scattered rows are deleted
+    by deletion vectors, and a plain table of the other rows, which PyIceberg wrote."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from bench.tables import BYTES_PER_ORDER, orders
+
+        from .writes import Lake
+
+        lake = Lake(folder)
+        count = max(ROWS_PER_DELETED, size // BYTES_PER_ORDER // FILES)
+        for number in range(FILES):
+            chosen = np.random.default_rng(number).integers(0, ROWS_PER_DELETED, count)
+            rows = orders(number * count, count).append_column("chosen", pa.array(chosen))
+            if not number:
+                key = {"encryption.key-id": "key"}
+                self._table: Any = lake.encrypted.create_table("db.d", rows.schema, properties=key)
+                self._rewritten: Any = lake.plain.create_table("db.r", rows.schema)
+            self._table.append(rows)
+            self._rewritten.append(rows.filter(pc.not_equal(rows["chosen"], 0)))
+        self._before = self._table.current_snapshot().snapshot_id
+        self._table.delete("chosen = 0")
+
+    def scan(self) -> Any:
+        return self._table.scan().to_arrow()
+
+    def scan_rewritten(self) -> Any:
+        return self._rewritten.scan().to_arrow()
+
+    def scan_and_copy(self) -> Any:
+        """Read the table as it was before the deletion, and copy each column: whoever leaves rows
+        out has to copy the others."""
+        import pyarrow as pa
+
+        rows = self._table.scan(snapshot_id=self._before).to_arrow()
+        return [
+            pa.concat_arrays([chunk, chunk.slice(0, 0)])
+            for column in rows.columns
+            for chunk in column.chunks
+        ]
+
+    def check(self) -> None:
+        """Raise RuntimeError unless both have the same rows."""
+        ours, theirs = (rows.sort_by("id") for rows in (self.scan(), self.scan_rewritten()))
+        if not ours.num_rows or not ours.equals(theirs.cast(ours.schema)):
+            raise RuntimeError("the rows are not those of the rewritten table")
 
 
 class ManifestTwins(Twins):
@@ -258,6 +316,16 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
             settings.slow_rounds,
             size=parquet.size,
         )
+    with scratch_folder(settings.folder, 2 * settings.table_size) as folder:
+        deleted = DeletedRows(folder, settings.table_size // 4)
+        deleted.check()
+        ways = {
+            OURS: deleted.scan,
+            COPIED: deleted.scan_and_copy,
+            REWRITTEN: deleted.scan_rewritten,
+        }
+        runs = [Contestant(way, _cpu_time(work)) for way, work in ways.items()]
+        yield compete(SUBJECT, SCAN_DELETED, runs, settings.rounds, between=_forget)
     with scratch_folder(settings.folder, settings.manifests << 16) as folder:
         manifests = ManifestTwins(folder, settings.manifests)
         manifests.check()
@@ -284,6 +352,17 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
                 size=avro.size,
                 by_best=True,
             )
+
+
+def _cpu_time(work: Callable[[], object]) -> Callable[[], float]:
+    """Return a function that does ``work`` and returns the CPU seconds that all threads took."""
+
+    def run() -> float:
+        begin = time.process_time()
+        _made = work()
+        return time.process_time() - begin
+
+    return run
 
 
 def _contest(

@@ -6,6 +6,7 @@ import struct
 import zlib
 
 import harness
+import pyarrow as pa
 
 with harness.instrumented():
     from pyroaring import BitMap64
@@ -14,9 +15,9 @@ with harness.instrumented():
     from ags1.iceberg.read.deletes import (
         VECTOR_MAGIC,
         VECTOR_TYPE,
-        not_deleted,
         read_deletion_vector,
     )
+    from ags1.iceberg.read.kept_rows import KeptRows
     from ags1.iceberg.read.records import ContentFile
     from ags1.iceberg.write.deletion_vectors import vector_blob
 
@@ -76,10 +77,8 @@ def TestOneInput(data: bytes) -> None:
     positions = list(found)
     assert len(positions) == len(found)
     assert positions == sorted(set(positions))
-    mask = not_deleted(found, 0, 100)
-    deleted = [n for n in range(100) if n in found]
-    kept = [True] * 100 if mask is None else mask.to_pylist()
-    assert deleted == [n for n in range(100) if not kept[n]]
+    kept = KeptRows(found, 0, 100).of(pa.array(range(100)))
+    assert kept.to_pylist() == [n for n in range(100) if n not in found]
     blob = vector_blob(BitMap64(found))
     assert BitMap64.deserialize(blob[8:-4]) == found
 

@@ -344,17 +344,36 @@ def test_a_new_plain_table_beside_a_kms_is_told(sql: dict[str, str]) -> None:
             verify_table(table)  # type: ignore[arg-type]
 
 
-def test_a_table_that_may_share_its_files_is_refused_before_it_is_changed(
-    sql: dict[str, str],
+def test_files_that_other_tables_may_have_are_not_deleted_by_a_migration(
+    sql: dict[str, str], tmp_path: Path
 ) -> None:
     rows = pa.table({"id": [1, 2]})
+
+    def files() -> set[Path]:
+        return {path for path in tmp_path.rglob("*") if path.is_file()}
+
     with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
         plain = catalog.inner.create_table("db.t", rows.schema, properties={"gc.enabled": "false"})
         plain.append(rows)
-        for chosen in ({"dry_run": True}, {}, {"delete_plaintext": True}):
-            with pytest.raises(ValidationException, match=r"gc\.enabled"):
-                catalog.migrate_table("db.t", "keyA", **chosen)  # type: ignore[arg-type]
+        before = files()
+        for dry_run in (True, False):
+            with pytest.raises(ValidationException, match=r"'gc\.enabled' is not true"):
+                catalog.migrate_table("db.t", "keyA", delete_plaintext=True, dry_run=dry_run)
         assert catalog.load_table("db.t").metadata_location == plain.metadata_location
+        assert catalog.migrate_table("db.t", "keyA", dry_run=True).files == 1
+        assert files() == before
+        plaintext = catalog.migrate_table("db.t", "keyA").plaintext
+        assert plaintext.inside == ()
+        assert {Path(file.removeprefix("file://")).name for file in plaintext.outside} == {
+            path.name for path in before if path.suffix in (".parquet", ".avro")
+        }
+        table = catalog.load_table("db.t")
+        # What is set later does not say whose the earlier files are.
+        table.transaction().set_properties({"gc.enabled": "true"}).commit_transaction()
+        with pytest.raises(ValidationException, match="or was not when it was migrated"):
+            catalog.migrate_table("db.t", "keyA", delete_plaintext=True)
+        assert before <= files()
+        assert table.refresh().scan().to_arrow() == rows
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
@@ -608,7 +627,7 @@ def hive_catalog(*answers: dict[str, str]) -> EncryptedCatalog:
 
         def get_table(self, dbname: str, tbl_name: str) -> Any:
             found = {"table_type": "ICEBERG"} | next(following, answers[-1])
-            return SimpleNamespace(dbName=dbname, tableName=tbl_name, parameters=found)
+            return SimpleNamespace(dbName=dbname, tableName=tbl_name, parameters=found, sd=None)
 
     class Metastore(HiveCatalog):
         @staticmethod
@@ -873,7 +892,7 @@ def glue_catalog(parameters: dict[str, str]) -> Iterator[EncryptedCatalog]:
             TableInput={
                 "Name": "t",
                 "TableType": "EXTERNAL_TABLE",
-                "StorageDescriptor": {"Columns": [], "Location": "file:///t"},
+                "StorageDescriptor": {"Columns": []},
                 "Parameters": {"table_type": "ICEBERG"} | parameters,
             },
         )

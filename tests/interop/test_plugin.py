@@ -382,6 +382,19 @@ class TestPins:
         )
         assert "as the key of the table" in refusal(lake, "SELECT * FROM {t}", table)
 
+    def test_a_folder_that_leads_up_is_refused(self, lake: Lake) -> None:
+        database, table = Database(lake), lake.create(listed(ROWS))
+        location = path_of(database.location(table))
+        metadata = json.loads(location.read_text())
+        metadata["location"] += "/../other"
+        changed = location.with_name("00009-changed.metadata.json")
+        changed.write_text(json.dumps(metadata))
+        database.run(
+            "UPDATE iceberg_tables SET metadata_location = ? WHERE table_name = ?",
+            *(f"file:{changed}", table.partition(".")[2]),
+        )
+        assert "'..' may lead out of it" in refusal(lake, "SELECT * FROM {t}", table)
+
     def test_a_commit_that_another_one_precedes_is_made_again(self, lake: Lake) -> None:
         table = lake.create([])
         with ThreadPoolExecutor(4) as pool:

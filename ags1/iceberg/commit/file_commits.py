@@ -222,12 +222,14 @@ class FileCommits(Commits, ABC):
     def _after(self, base: Base, staged: Staged) -> Base:
         """Return the base with ``staged``, which is confirmed by what confirmed the old one."""
         keeps_hash = self.keeps_hash and staged.is_confirmed
+        has_folder = base.trust.table_location is not None and not keeps_hash
         trust = replace(
             base.trust,
             metadata_sha256=base.trust.metadata_sha256 and staged.sha256,
             java_hash=staged.java_hash if keeps_hash and self.keeps_java_hash else None,
             pinned_sha256=staged.sha256 if keeps_hash and not self.keeps_java_hash else None,
             data_key_length=None,
+            table_location=staged.metadata["location"] if has_folder else None,
         )
         return replace(base, metadata=staged.metadata, location=staged.location, trust=trust)
 

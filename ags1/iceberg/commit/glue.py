@@ -26,6 +26,7 @@ from pyiceberg.utils.properties import property_as_bool
 
 from ..pyiceberg.glue import glue_columns, glue_table, is_of_s3_tables
 from ..read.metadata import parse_metadata
+from ..storage.trust import TABLE_LOCATION
 from .aws import AwsCommits, code_of, updated_by_another, was_repeated
 from .base import Base
 from .commits import NewLocation
@@ -54,7 +55,9 @@ class GlueCommits(AwsCommits):
         self._glue: Any = catalog.glue  # type: ignore[attr-defined]  # GlueCatalog's
 
     def parameters(self, name: Identifier, shared_client: bool) -> Properties:
-        return dict(glue_table(self.catalog, name).get("Parameters", {}))
+        entry = glue_table(self.catalog, name)
+        folder = entry.get("StorageDescriptor", {}).get("Location")
+        return {**entry.get("Parameters", {}), TABLE_LOCATION: folder}
 
     def new_location(
         self,

@@ -46,13 +46,14 @@ from thrift.transport.TTransport import TTransportException
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
-from ..pyiceberg.hive import hive_client, hive_parameters, hive_table_lock
+from ..pyiceberg.hive import hive_client, hive_table, hive_table_lock
 from ..spec.column_types import parse_schema
 from ..storage.trust import (
     ICEBERG,
     METADATA_HASH,
     METADATA_LOCATION,
     PREVIOUS_METADATA_LOCATION,
+    TABLE_LOCATION,
     TABLE_TYPE,
 )
 from .base import Base
@@ -98,7 +99,8 @@ class HiveCommits(FileCommits):
     parses_renamed = True
 
     def parameters(self, name: Identifier, shared_client: bool) -> Properties:
-        return hive_parameters(self.catalog, name, shared_client=shared_client)
+        table = hive_table(self.catalog, name, shared_client=shared_client)
+        return {**(table.parameters or {}), TABLE_LOCATION: table.sd and table.sd.location}
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         def change(table: HiveTable) -> None:

@@ -4,9 +4,9 @@ Updates and metadata are parsed JSON, in the forms of the REST and the table spe
 without a server need this. PyIceberg's ``update_table_metadata`` does not replace it: it drops
 ``encryption-keys``, a snapshot's ``key-id``, and all fields and types that PyIceberg does not know.
 
-Three rules are added to Java's: a new snapshot of an encrypted table must have a key, a key that
-something still needs cannot be removed, and a column's type changes only as the specification
-allows. Pure: knows nothing of files, catalogs and plaintext keys.
+Four rules are added to Java's: a new snapshot of an encrypted table must have a key, a key that
+something still needs cannot be removed, a column's type changes only as the specification allows,
+and its initial default does not change. Pure: knows nothing of files, catalogs and plaintext keys.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ..spec.shape import (
     walk,
 )
 from ..spec.table_keys import named_keys
+from ..storage.locations import leads_up
 from .metadata_file import CLOCK_SKEW_MS, without_trailing_slash
 
 # As the ID of a schema, a partition spec or a sort order: the one that an update added last.
@@ -153,7 +154,10 @@ class _Table:
         self._set("format-version", version)
 
     def _set_location(self, update: Mapping[str, Any]) -> None:
-        self._set("location", without_trailing_slash(string(update, "location")))
+        location = without_trailing_slash(string(update, "location"))
+        if leads_up(location):
+            raise ValueError(f"the table's location {location!r} must not contain '..'")
+        self._set("location", location)
 
     def _set_properties(self, update: Mapping[str, Any]) -> None:
         # Early clients wrote "updated". Java still accepts that.

@@ -128,8 +128,8 @@ def migrate(
         executor=executor or RewriteThreads(threads),
         on_done=meter.done,
     )
-    # Afterwards nobody could say which of the unencrypted files are this table's alone.
-    check_owns_files(base.metadata)
+    if delete_plaintext:
+        check_owns_files(base.metadata)
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
     if dry_run:
@@ -234,6 +234,7 @@ class _PlaintextRemoval:
         plaintext = plaintext_files(before.metadata, after.metadata, table.files, folders)
         if self.verify is None:
             return plaintext, ()
+        check_owns_files(before.metadata, after.metadata)
         # An earlier run has written some files. Only their sizes were checked so far.
         report = self.verify(table)
         if not report.ok:

@@ -44,8 +44,9 @@ class PlaintextFiles:
     """The files of the snapshots of an unencrypted table: data and delete files, manifests,
     manifest lists and statistics, but not its metadata.json files.
 
-    ``inside`` are those that can be deleted. ``outside`` are those outside the table's own folders,
-    which may be another table's, and those that do not begin like a file of a table.
+    ``inside`` are those that can be deleted. ``outside`` are those that may be another table's,
+    which are outside the table's own folders, and those that do not begin like a file of a table.
+    If the table's ``gc.enabled`` is not true, all may be another table's.
     ``unreadable`` are files that could not be read, so the files that they name are not listed.
     ``folders`` are the table's folders.
     """
@@ -72,19 +73,20 @@ def plaintext_files(
     them, its files are not listed, because anybody may have written it.
 
     Raises ValueError if ``before`` and ``after`` are not the same table before and after its
-    migration; ValidationException if ``gc.enabled`` is not true, because other tables may have
-    files of such a table too; and what reading the encrypted table's manifests raises.
+    migration, and what reading the encrypted table's manifests raises.
     """
     _check_versions(before, after)
+    is_shared = any(may_share_files(table.get("properties")) for table in (before, after))
     needed = ReachedFiles(files, after["location"])
     needed.add_version(TableView(dict(after), files))
     inside: dict[str, str] = {}
     outside: dict[str, str] = {}
     unreadable: list[str] = []
     for location, is_own in _statistics_files(before, files, folders):
-        (inside if is_own else outside)[file_identity(location)] = location
+        (inside if is_own and not is_shared else outside)[file_identity(location)] = location
     for location in _plaintext_files(before, files.inner, folders, unreadable):
-        (inside if folders.has(location) else outside)[file_identity(location)] = location
+        is_own = not is_shared and folders.has(location)
+        (inside if is_own else outside)[file_identity(location)] = location
     # A needed file may also be listed by another name.
     inside = {i: location for i, location in inside.items() if not needed.has(location)}
     with CancellingPool(_READ_THREADS) as pool:
@@ -112,16 +114,16 @@ def _check_versions(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
             "the metadata before and after the migration is of two tables, "
             f"{before['table-uuid']} and {after['table-uuid']}: pass that of one"
         )
-    check_owns_files(before)
-    check_owns_files(after)
 
 
-def check_owns_files(metadata: Mapping[str, Any]) -> None:
-    """Raise ValidationException if other tables may have files of the table too."""
-    if may_share_files(metadata.get("properties")):
+def check_owns_files(*versions: Mapping[str, Any]) -> None:
+    """Raise ValidationException if other tables may have files of the table too. ``versions`` are
+    metadata of the table."""
+    if any(may_share_files(metadata.get("properties")) for metadata in versions):
         raise ValidationException(
             f"the unencrypted files cannot be deleted: the table's property {GC_ENABLED!r} is not "
-            "true, so other tables may have them too. Set it to true if no other table has them"
+            "true, or was not when it was migrated, so other tables may have them too. Set it to "
+            "true before the migration if no other table has them, or migrate without deleting"
         )
 
 

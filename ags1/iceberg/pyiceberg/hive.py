@@ -1,4 +1,4 @@
-"""The Hive metastore: its client, its lock of a table, and its parameters of a table."""
+"""The Hive metastore: its client, its lock of a table, and its entry of a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, WaitingForLockException
-from pyiceberg.typedef import Identifier, Properties
+from pyiceberg.typedef import Identifier
 
 
 def hive_client(catalog: Any) -> AbstractContextManager[Any]:
@@ -38,12 +38,9 @@ def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int
         raise
 
 
-def hive_parameters(
-    catalog: Any, identifier: str | Identifier, *, shared_client: bool
-) -> Properties:
-    """Return the parameters of a table in the Hive metastore. With ``shared_client``, the catalog's
+def hive_table(catalog: Any, identifier: str | Identifier, *, shared_client: bool) -> Any:
+    """Return the entry of a table in the Hive metastore. With ``shared_client``, the catalog's
     own client asks, which is for one thread only. Raises NoSuchTableError."""
     database, name = Catalog.identifier_to_database_and_table(identifier)
     with catalog._client if shared_client else hive_client(catalog) as client:
-        parameters: Properties = catalog._get_hive_table(client, database, name).parameters or {}
-    return parameters
+        return catalog._get_hive_table(client, database, name)

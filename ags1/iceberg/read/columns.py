@@ -25,6 +25,7 @@ from ...avro.variants import VariantType
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
 from ..spec.column_types import OpaqueType, as_stored, extensions, ids_of, readable
 from ..storage.table_files import TableFiles
+from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
 from .once import Once
 from .open_files import FileColumns, OpenAvro, OpenParquet, without_fields
@@ -54,6 +55,11 @@ class Rows(NamedTuple):
             return self
         positions = None if self.positions is None else self.positions.filter(mask)
         return self._replace(batch=self.batch.filter(mask), positions=positions)
+
+    def only(self, kept: KeptRows) -> Rows:
+        """Return the rows that are kept."""
+        positions = None if self.positions is None else kept.of(self.positions)
+        return self._replace(batch=kept.of_batch(self.batch), positions=positions)
 
 
 class _Unchanged(NamedTuple):

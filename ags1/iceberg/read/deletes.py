@@ -225,20 +225,6 @@ def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
     return by_path
 
 
-def not_deleted(deleted: BitMap64, first: int, count: int) -> pa.Array | None:
-    """Return a mask of the rows that are not deleted, among ``count`` rows from ``first`` on; None
-    if no row is deleted."""
-    if not deleted.range_cardinality(first, first + count):
-        return None
-    mask = bytearray(b"\x01") * count
-    for position in deleted.iter_equal_or_larger(first):
-        if position >= first + count:
-            break
-        mask[position - first] = 0
-    buffers = [None, pa.py_buffer(mask)]
-    return pa.Array.from_buffers(pa.uint8(), count, buffers).cast(pa.bool_())
-
-
 class DeletedKeys:
     """The keys of equality deletes: rows of one or more columns, looked up by value.
 

@@ -10,6 +10,7 @@ that decides about keys is compared with ``Trust``, which is what the caller or 
     the table's master key           the key ID                                table_key_id
     "the table is not encrypted"     the key ID; keys left in the metadata     table_key_id
     the length of data keys          the length in Hive, Glue or DynamoDB      table_key_id
+    the table's folder               the folder in Hive or Glue                table_key_id
     the branches and snapshots       each other                                parse_metadata
     which manifest list is whose     the header of the manifest list           snapshots
 
@@ -38,6 +39,7 @@ from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_
 from ..spec.column_types import with_types
 from ..spec.constants import MAIN_BRANCH
 from ..spec.java_json import hash_of, java_print
+from ..storage.locations import leads_up, may_be_one_folder
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
 
@@ -101,7 +103,7 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
     """Return the ID of the table's master key; None if the table is not encrypted, or if it only
     has the property (``is_plaintext_with_key_id``). Raises NotEncryptedError if the table should be
     encrypted, and MetadataIntegrityError if the metadata names another key than ``trust``, another
-    key length, or another format version than 3."""
+    key length, another folder or one with ``..``, or another format version than 3."""
     properties = metadata.get("properties") or {}
     key_id = properties.get(TABLE_KEY_ID)
     if not key_id:
@@ -136,7 +138,25 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
         raise MetadataIntegrityError(
             f"the metadata has {TABLE_KEY_ID!r} and format version {version}: {why}", file=location
         )
+    _check_folder(str(metadata.get("location") or ""), trust, location)
     return str(key_id)
+
+
+def _check_folder(folder: str, trust: Trust, location: str) -> None:
+    """Raise MetadataIntegrityError if the table's folder in its metadata cannot be the right one:
+    new files would be written there."""
+    if leads_up(folder):
+        raise MetadataIntegrityError(
+            f"the metadata names {folder!r} as the table's folder, and '..' may lead out of it",
+            file=location,
+        )
+    known = trust.table_location
+    if known is not None and not may_be_one_folder(folder, known):
+        raise MetadataIntegrityError(
+            f"the metadata names {folder!r} as the table's folder, but the catalog has {known!r}: "
+            "the metadata was changed outside the catalog",
+            file=location,
+        )
 
 
 def is_plaintext_with_key_id(metadata: Mapping[str, Any]) -> bool:

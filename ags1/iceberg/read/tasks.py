@@ -39,8 +39,9 @@ from ..spec.column_types import as_stored, check_readable
 from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles
 from .columns import FileReader, Rows, leaf_ids
-from .deletes import Deleted, DeleteReader, PuffinCache, not_deleted
+from .deletes import Deleted, DeleteReader, PuffinCache
 from .filters import RowFilter
+from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
 from .once import Once
 from .open_files import FileColumns, OpenAvro, OpenParquet
@@ -211,7 +212,7 @@ class TaskReader:
                 positions = pa.arange(first, end) if has_positions else None
                 rows = Rows(columns.read, missing, batch, positions, file=file)
                 if deleted is not None:
-                    rows = rows.where(not_deleted(deleted, first, batch.num_rows))
+                    rows = rows.only(KeptRows(deleted, first, batch.num_rows))
                 first = end
                 for field_ids, keys in deleted_keys:
                     key_columns = self._deletes.key_columns(field_ids, rows)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pyiceberg.conversions import from_json
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.transforms import UnknownTransform, parse_transform
-from pyiceberg.types import DecimalType, IcebergType
+from pyiceberg.types import DecimalType, IcebergType, PrimitiveType
 
 from ...errors import UnsupportedTypeError
 from .column_types import OpaqueType, primitive_type
@@ -28,12 +29,14 @@ _PROMOTIONS = {"int": "long", "float": "double"}
 
 
 class TypeChangeError(ValidationError, ValueError):
-    """A schema would give a column a type that the values in its files do not have."""
+    """A schema would give a column a type that the values in its files do not have, or rows of
+    older files another value of a column."""
 
 
 class Column(NamedTuple):
     """A field of a schema: its full name, whether it is inside a list or map, and whether it is a
-    map's key or inside one. ``parent_id`` is the field that it is part of; -1 in a schema."""
+    map's key or inside one. ``parent_id`` is the field that it is part of; -1 in a schema.
+    ``initial_default`` is the JSON of that; None without one."""
 
     id: int
     name: str
@@ -41,6 +44,7 @@ class Column(NamedTuple):
     in_collection: bool
     in_key: bool
     parent_id: int
+    initial_default: Any = None
 
 
 # The struct that the columns of a schema are in.
@@ -51,7 +55,7 @@ def walk(kind: Any, outer: Column | None = None) -> Iterator[Column]:
     """Yield the fields in the JSON of a schema, outer fields first. If ``outer`` is given, ``kind``
     is the type of that column."""
     above = outer or _SCHEMA
-    for field_id, name, field_type in _parts(kind):
+    for field_id, name, field_type, default in _parts(kind):
         of = kind["type"]
         column = Column(
             field_id,
@@ -60,27 +64,30 @@ def walk(kind: Any, outer: Column | None = None) -> Iterator[Column]:
             in_collection=above.in_collection or of != "struct",
             in_key=above.in_key or (of == "map" and name == "key"),
             parent_id=above.id,
+            initial_default=default,
         )
         yield column
         yield from walk(field_type, column)
 
 
-def _parts(kind: Any) -> list[tuple[Any, Any, Any]]:
-    """Return the id, name and type of each field directly in the JSON of a schema or type."""
+def _parts(kind: Any) -> list[tuple[Any, Any, Any, Any]]:
+    """Return the id, name, type and initial default of each field directly in the JSON of a schema
+    or type."""
     of = kind.get("type") if isinstance(kind, Mapping) else None
     if of == "struct":
-        return [(f.get("id"), f.get("name"), f.get("type")) for f in kind.get("fields") or ()]
+        names = "id", "name", "type", "initial-default"
+        return [tuple(map(field.get, names)) for field in kind.get("fields") or ()]
     if of == "list":
-        return [(kind.get("element-id"), "element", kind.get("element"))]
+        return [(kind.get("element-id"), "element", kind.get("element"), None)]
     if of == "map":
-        return [(kind.get(f"{part}-id"), part, kind.get(part)) for part in ("key", "value")]
+        return [(kind.get(f"{part}-id"), part, kind.get(part), None) for part in ("key", "value")]
     return []
 
 
 def _check_nesting(schema: Any) -> None:
-    for _, name, kind in _parts(schema):
+    for _, name, kind, _ in _parts(schema):
         kinds, depth = [kind], 0
-        while kinds := [inner for outer in kinds for _, _, inner in _parts(outer)]:
+        while kinds := [inner for outer in kinds for _, _, inner, _ in _parts(outer)]:
             depth += 1
             if depth > _MAX_NESTING:
                 raise UnsupportedTypeError(
@@ -133,7 +140,8 @@ def check_evolution(schema: Mapping[str, Any], before: Iterable[Mapping[str, Any
     By the specification's "Schema Evolution", an int may become a long, a float a double, a decimal
     may get a larger precision, and an unknown type may become any type. Java is stricter: an
     unknown type stays. As in Java, a date does not become a time, and the key of a map does not
-    change, because two keys could become equal. A field stays in its struct.
+    change, because two keys could become equal. A field stays in its struct. It keeps its initial
+    default, which is its value in all files that are older than the field.
     """
     earlier = {column.id: column for each in before for column in walk(each)}
     for column in walk(schema):
@@ -150,6 +158,24 @@ def check_evolution(schema: Mapping[str, Any], before: Iterable[Mapping[str, Any
                 f"Cannot change column type: {column.name}: {_type_name(was)} -> "
                 f"{_type_name(column)}. Add a new column instead"
             )
+        if _initial_default(was, column) != _initial_default(column, column):
+            raise TypeChangeError(
+                f"Cannot change the initial default of a column: {column.name}: "
+                f"{was.initial_default!r} -> {column.initial_default!r}. Change its write default"
+            )
+
+
+def _initial_default(column: Column, typed: Column) -> Any:
+    """Return the initial default of a column as a value of the type of ``typed``: JSON has several
+    forms of one value. If PyIceberg cannot read it, return its JSON."""
+    default = column.initial_default
+    kind = primitive_type(typed.type) if isinstance(typed.type, str) else None
+    if default is None or not isinstance(kind, PrimitiveType):
+        return default
+    try:
+        return from_json(kind, default)
+    except (TypeError, ValueError, ArithmeticError, NotImplementedError):
+        return default
 
 
 def _outline(column: Column) -> Any:

@@ -152,6 +152,27 @@ def checked_location(location: str) -> str:
     return f"file://{stripped}"
 
 
+def leads_up(location: str) -> bool:
+    """Return whether a location has ``..`` as a part of its path."""
+    return ".." in normalized(location).path.split("/")
+
+
+def may_be_one_folder(one: str, other: str) -> bool:
+    """Return whether two locations may name one folder. Hive adds the default file system, and its
+    host, to locations without them."""
+
+    def parts(location: str) -> tuple[str | None, str | None, str]:
+        scheme, rest = split_location(location)
+        host, path = "", rest
+        if rest.startswith("//"):
+            host, _, path = rest[2:].partition("/")
+        known = _SAME_SCHEME.get(scheme, scheme)
+        return known or None, host or None, posixpath.normpath(f"/{path.strip('/')}")
+
+    pairs = zip(parts(one), parts(other), strict=True)
+    return all(None in pair or pair[0] == pair[1] for pair in pairs)
+
+
 def are_nested(one: str, other: str) -> bool:
     """Return whether one of two locations is inside the other. A location is not inside itself."""
     (scheme, path), (other_scheme, other_path) = normalized(one), normalized(other)

@@ -23,6 +23,8 @@ HASH_LOCATION = "ags1.metadata-hash-location"
 UNCONFIRMED = "unconfirmed"
 TABLE_TYPE = "table_type"
 ICEBERG = "iceberg"
+# Not a parameter that is stored: the table's folder in the entry of Hive or Glue.
+TABLE_LOCATION = "ags1.table-location"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ class Trust:
     ``key_id`` is the table's master key. ``metadata_sha256`` is the SHA-256 of the file's bytes, in
     hex, that the caller expects; ``pinned_sha256`` is the one that a SQL catalog keeps.
     ``java_hash`` and ``data_key_length`` are the parameters ``metadata_hash`` and
-    ``encryption.data-key-length`` in Hive, Glue or DynamoDB. If ``is_from_server`` is true, the
-    metadata is a REST server's answer and not that of a file.
+    ``encryption.data-key-length`` in Hive, Glue or DynamoDB. ``table_location`` is the table's
+    folder in Hive or Glue. If ``is_from_server`` is true, the metadata is a REST server's answer
+    and not that of a file.
     """
 
     key_id: str | None = None
@@ -41,6 +44,7 @@ class Trust:
     java_hash: str | None = None
     pinned_sha256: str | None = None
     data_key_length: str | None = None
+    table_location: str | None = None
     is_from_server: bool = False
 
     @property
@@ -80,4 +84,11 @@ def parameters_trust(trust: Trust, parameters: Properties) -> Trust:
         java_hash = sha256 = None
     # The hash covers the whole metadata. Without one, Java compares the two properties.
     length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
-    return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, sha256, length)
+    return Trust(
+        trust.key_id or key_id,
+        trust.metadata_sha256,
+        java_hash,
+        sha256,
+        length,
+        None if java_hash else parameters.get(TABLE_LOCATION) or None,
+    )

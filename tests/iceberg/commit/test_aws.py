@@ -352,6 +352,28 @@ def test_a_commit_of_a_writer_who_does_not_know_the_hash(commits: Commits) -> No
     assert commits.load("db.t", Trust()) == ours
 
 
+@pytest.mark.parametrize("kind", ["glue"], indirect=True)
+def test_glue_s_folder_confirms_the_location_if_there_is_no_hash(commits: Commits) -> None:
+    base, output = create(commits)
+    glue = commits.catalog.glue  # type: ignore[attr-defined]
+    found = glue.get_table(DatabaseName="db", Name="t")["Table"]
+    # As Java's commits leave the entry: with the folder, and with a hash of other metadata.
+    location = base.location.replace("/00000-", "/00001-")
+    given = {"Name": "t", "StorageDescriptor": {"Location": base.metadata["location"]}}
+    given["Parameters"] = found["Parameters"] | {"metadata_location": location}
+    glue.update_table(DatabaseName="db", TableInput=given, VersionId=found["VersionId"])
+    path_of(location).write_text(json.dumps(base.metadata))
+    honest = commits.load("db.t", Trust())
+    assert not honest.trust.confirms_metadata
+    path_of(location).write_text(json.dumps(base.metadata | {"location": "s3://evil/t"}))
+    with pytest.raises(MetadataIntegrityError, match="names 's3://evil/t' as the table's folder"):
+        commits.load("db.t", Trust())
+    path_of(location).write_text(json.dumps(base.metadata))
+    moved = [{"action": "set-location", "location": base.metadata["location"] + "/new"}]
+    after = commits.commit(honest, moved, [], output)
+    assert commits.load("db.t", Trust()) == after
+
+
 @with_sql
 @pytest.mark.parametrize("name", ["location", "write.data.path"])
 def test_our_commit_does_not_confirm_a_folder_that_somebody_put_into_the_metadata(

@@ -628,6 +628,31 @@ def test_hive_s_hash_is_of_what_the_java_knows_that_made_it(
     assert hive.load("db.t", Trust("keyA")) == after
 
 
+def test_hive_s_folder_confirms_the_location_if_there_is_no_hash(
+    hive: Commits, metastore: Metastore
+) -> None:
+    base, _ = create(hive)
+    entry = metastore.tables["t"]
+    del entry.parameters["metadata_hash"]
+    path = Path(base.location.removeprefix("file://"))
+    location = base.metadata["location"]
+
+    def put(folder: str) -> None:
+        path.write_text(json.dumps(base.metadata | {"location": folder}))
+
+    for spelling in (location, location.replace("file://", "file:"), location[7:], f"{location}/"):
+        put(spelling)
+        assert hive.load("db.t", Trust()).metadata["location"] == spelling
+    for elsewhere in ("file:///tmp/evil", "s3://bucket" + location[7:], f"{location}/t"):
+        put(elsewhere)
+        with pytest.raises(MetadataIntegrityError, match="but the catalog has 'file:///"):
+            hive.load("db.t", Trust())
+    with pytest.raises(MetadataIntegrityError, match="but the catalog has 'file:///"):
+        hive.check(hive.read("db.t", Trust()))
+    entry.sd.location = None
+    assert hive.load("db.t", Trust()).metadata["location"] == f"{location}/t"
+
+
 def test_hive_s_columns_follow_the_schema(hive: Commits, metastore: Metastore) -> None:
     schema = Schema(*SCHEMA.fields, NestedField(3, "at", TimestampNanoType(), required=False))
     base, output = create(hive, schema=schema)

@@ -146,6 +146,52 @@ def test_changes_of_the_shape(name: str) -> None:
     assert allows(*(REFUSED | ALLOWED)[name]) == (name in ALLOWED)
 
 
+def default(kind: str, value: Any) -> Json:
+    return column(1, kind, **{"initial-default": value})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (default("int", 5), default("int", 6)),
+        (default("int", 5), column(1, "int")),
+        (column(1, "int"), default("int", 5)),
+        (default("int", 5), default("long", 6)),
+        (default("string", "a"), default("string", "A")),
+        (default("decimal(5,2)", "1.20"), default("decimal(6,2)", "1.21")),
+        (default("binary", "0a"), default("binary", "0b")),
+        (default("date", "2020-01-01"), default("date", "2020-01-02")),
+        (column(1, struct(column(2, "int"))), default(struct(column(2, "int")), {})),
+    ],
+)
+def test_an_initial_default_does_not_change(before: Json, after: Json) -> None:
+    """By the specification, "the initial-default value is set only when a field is added"."""
+    metadata = table_of(before)
+    with pytest.raises(ValidationError, match="Cannot change the initial default of a column: c1"):
+        evolved(metadata, after)
+    with pytest.raises(ValidationError, match=r"c9\.c1"):
+        evolved(table_of(column(9, struct(before))), column(9, struct(after)))
+    assert evolved(metadata, before, default("int", 7) | {"id": 7, "name": "c7"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (default("int", 5), default("long", 5) | {"write-default": 6}),
+        (default("float", 0.5), default("double", 0.5)),
+        (default("decimal(5, 2)", "1.20"), default("decimal(6,2)", "1.20")),
+        (default("binary", "0AFF"), default("binary", "0aff")),
+        (
+            default("timestamptz", "2020-01-01T00:00:00+00:00"),
+            default("timestamptz", "2020-01-01T00:00:00.000000+00:00"),
+        ),
+        (default("int", None), column(1, "int")),
+    ],
+)
+def test_an_initial_default_may_be_written_in_another_form(before: Json, after: Json) -> None:
+    assert evolved(table_of(before), after | {"doc": "new"})["current-schema-id"] == 1
+
+
 def test_the_id_of_a_dropped_column_keeps_its_type() -> None:
     metadata = evolved(table_of(column(1, "int"), column(2, "int")), column(1, "int"))
     with pytest.raises(ValidationError, match="c2: int -> string"):
@@ -246,3 +292,19 @@ def test_no_door_gives_values_another_type(catalog: Any, door: str, is_encrypted
     assert len(table.schemas()) == 1
     table.delete("d < 1")
     assert table.scan().to_arrow().to_pylist() == ROWS.to_pylist()
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False], ids=["encrypted", "plain"])
+def test_no_commit_changes_an_initial_default(catalog: Any, is_encrypted: bool) -> None:
+    properties = {"encryption.key-id": "keyA"} if is_encrypted else {}
+    table = catalog.create_table("db.t", ROWS.schema, properties=properties)
+    fields = [
+        NestedField(f.field_id, f.name, f.field_type, required=False, initial_default="x")
+        if f.name == "s"
+        else f
+        for f in table.schema().fields
+    ]
+    added = AddSchemaUpdate(schema=Schema(*fields, schema_id=1))
+    with pytest.raises(ValidationError, match="the initial default of a column: s: None -> 'x'"):
+        table.catalog.commit_table(table, (), (added, SetCurrentSchemaUpdate(schema_id=-1)))
+    assert len(catalog.load_table("db.t").schemas()) == 1

@@ -12,6 +12,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,14 @@ from pyiceberg.table import Table
 from pyiceberg.types import LongType
 
 from ags1 import MetadataIntegrityError, NotEncryptedError
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, examine_table, load_catalog, verify_table
+from ags1.iceberg import (
+    EncryptedCatalog,
+    EncryptedTable,
+    examine_table,
+    load_catalog,
+    open_table,
+    verify_table,
+)
 
 pytest.importorskip("sqlalchemy")
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -186,6 +194,49 @@ def test_metadata_that_somebody_changed_is_refused(
     assert catalog.table_exists("db.t")
     path.write_bytes(honest)
     assert catalog.load_table("db.t").scan().count() == 2
+
+
+# What is noticed without the pins. SECURITY.md names the other attacks.
+SEEN_WITHOUT_PINS = {"a location with ..", "another key"}
+
+
+@pytest.mark.parametrize("attack", [*SEEN_WITHOUT_PINS, "row IDs set back", "another location"])
+@pytest.mark.parametrize("folder", [False, True], ids=["catalog", "folder"])
+def test_what_is_noticed_without_pins(
+    table: EncryptedTable, catalog: EncryptedCatalog, attack: str, folder: bool
+) -> None:
+    """The table is one of an older release, or is opened by its folder or with a location map."""
+    for number in range(2):
+        table.append(rows(number))
+    selected = {"selected_fields": ("id", "_row_id")}
+    honest = table.scan(**selected).to_arrow().to_pylist()
+    unpin(catalog)
+    path = path_of(table.metadata_location)
+    metadata = json.loads(path.read_bytes())
+    own = metadata["location"]
+    ATTACKS[attack](metadata, [])
+    path.write_text(json.dumps(metadata))
+
+    def opened() -> EncryptedTable:
+        if not folder:
+            found: EncryptedTable = catalog.load_table("db.t", expected_key_id="keyA")
+            return found
+        # Another location looks like that of a table that was moved here.
+        refused = pytest.raises(MetadataIntegrityError)
+        with refused if attack in SEEN_WITHOUT_PINS else nullcontext():
+            open_table(str(path), catalog.kms, {own: own}, expected_key_id="keyA")
+        return open_table(str(path.parents[1]), catalog.kms, expected_key_id="keyA")
+
+    if attack in SEEN_WITHOUT_PINS:
+        with pytest.raises(MetadataIntegrityError):
+            opened()
+        return
+    # Row IDs are those of the manifests, which are authenticated.
+    assert opened().scan(**selected).to_arrow().to_pylist() == honest
+    if not folder and attack == "row IDs set back":
+        opened().append(rows(2))
+        found = catalog.load_table("db.t").scan(**selected).to_arrow().to_pylist()
+        assert sorted(row["_row_id"] for row in found) == [0, 1, 2]
 
 
 def test_a_hash_that_the_caller_expects_is_checked_too(

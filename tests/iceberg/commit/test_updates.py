@@ -807,6 +807,7 @@ DAY_OF_TEXT = {"name": "x", "transform": "day", "source-id": 3, "field-id": 1000
         ({"action": "upgrade-format-version", "format-version": 2}, "cannot be downgraded"),
         ({"action": "upgrade-format-version", "format-version": "3"}, "whole number"),
         ({"action": "set-location"}, "location"),
+        ({"action": "set-location", "location": "s3://b/t/../u"}, "must not contain '..'"),
         ({"action": "set-properties"}, "updates"),
         ({"action": "set-properties", "updates": {"a": None}}, "'a'"),
         ({"action": "set-properties", "updates": {"format-version": "3"}}, "reserved"),

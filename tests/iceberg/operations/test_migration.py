@@ -16,7 +16,7 @@ import pytest
 from data_files import all_fields
 from iceberg_tables import memory_kms
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import assign_fresh_schema_ids
@@ -223,8 +223,11 @@ def test_files_of_other_tables_are_not_deleted(catalog: SqlCatalog, tmp_path: Pa
     old = plaintext_files(before, after, table.files, folders)
     assert old.outside == (f"file://{other}/added.parquet",)
     kept = before | {"properties": before["properties"] | {"gc.enabled": "false"}}
-    with pytest.raises(ValidationException):
-        plaintext_files(kept, after, table.files, folders)
+    now = after | {"properties": after["properties"] | {"gc.enabled": "false"}}
+    for versions in ((kept, after), (before, now)):
+        shared = plaintext_files(*versions, table.files, folders)
+        assert shared.inside == ()
+        assert set(shared.outside) == {*old.inside, *old.outside}
     with pytest.raises(ValueError, match="not encrypted"):
         plaintext_files(before, before, table.files, folders)
 

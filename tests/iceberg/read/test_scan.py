@@ -32,7 +32,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import NestedField
-from pyroaring import BitMap64
 from table_maker import TableMaker
 
 from ags1 import FormatError, TruncatedError
@@ -41,7 +40,7 @@ from ags1.iceberg.pyiceberg.arrow import project
 from ags1.iceberg.read import ahead as ahead_module
 from ags1.iceberg.read import scan as scan_module
 from ags1.iceberg.read.columns import FileReader
-from ags1.iceberg.read.deletes import DeletedKeys, not_deleted
+from ags1.iceberg.read.deletes import DeletedKeys
 from ags1.iceberg.storage.locations import mapped_location
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -159,17 +158,6 @@ def test_positions_beyond_32_bits(tmp_path: Path) -> None:
     maker.commit(*maker.add_deletion_vectors({file["file_path"]: [1, 2**32, 2**40]}))
     table = open_table(maker.write(), memory_kms())
     assert table.scan().to_arrow()["id"].to_pylist() == [0, 2]
-
-
-@given(
-    deleted=st.sets(st.integers(0, 200)),
-    first=st.integers(0, 150),
-    count=st.integers(0, 60),
-)
-def test_the_mask_of_rows_that_are_not_deleted(deleted: set[int], first: int, count: int) -> None:
-    mask = not_deleted(BitMap64(deleted), first, count)
-    expected = [n not in deleted for n in range(first, first + count)]
-    assert (mask.to_pylist() if mask is not None else [True] * count) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Iceberg scan planning with the polars_iceberg plugin")

@@ -2,6 +2,7 @@ package ags1.iceberg;
 
 import ags1.iceberg.kms.KmsClients;
 import java.nio.ByteBuffer;
+import java.util.Arrays;
 import java.util.HashSet;
 import java.util.LinkedHashSet;
 import java.util.Map;
@@ -89,6 +90,10 @@ public final class CatalogRules {
         metadata.formatVersion() < 3,
         "the table %s is encrypted, and has format version %s: encryption needs version 3",
         metadata.location(), metadata.formatVersion());
+    refuseIf(
+        Arrays.asList(metadata.location().split("/")).contains(".."),
+        "the metadata names %s as the table's folder, and '..' may lead out of it",
+        metadata.location());
     Set<String> lists = new HashSet<>();
     for (Snapshot snapshot : metadata.snapshots()) {
       refuseIf(
