@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @master
 @output
 def verify_table(
-    where: TableOptions, asked: VerifyingOptions, master: str | None, out: Output
+    table_options: TableOptions, asked: VerifyingOptions, master: str | None, out: Output
 ) -> int:
     """Check every block of every file of every snapshot of a table, on Spark.
 
@@ -46,13 +46,13 @@ def verify_table(
     """
 
     def work(opened: EncryptedTable, **named: Any) -> TableVerification:
-        known = _executors_options(where)
+        known = _executors_options(table_options)
         with session(master) as spark:
             from ...spark.tables import verify_table as verify
 
             return verify(spark, opened, known, **named)
 
-    return verify_and_report(where, asked, work, out)
+    return verify_and_report(table_options, asked, work, out)
 
 
 @click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
@@ -60,7 +60,9 @@ def verify_table(
 @migrating.asking
 @master
 @output
-def migrate(where: TableOptions, asked: MigrationOptions, master: str | None, out: Output) -> int:
+def migrate(
+    table_options: TableOptions, asked: MigrationOptions, master: str | None, out: Output
+) -> int:
     """Encrypt an unencrypted table, of any format version, in place, on Spark.
 
     The result is that of 'ags1 table migrate'. If a run was interrupted, either command continues
@@ -74,13 +76,13 @@ def migrate(where: TableOptions, asked: MigrationOptions, master: str | None, ou
     """
 
     def work(catalog: EncryptedCatalog, table: str, key_id: str, **named: Any) -> MigrationResult:
-        known = _executors_options(where)
+        known = _executors_options(table_options)
         with session(master) as spark:
             from ...spark.tables import migrate_table
 
             return migrate_table(spark, table, key_id, known, catalog=catalog, **named)
 
-    return migrate_and_report(where, asked, work, out)
+    return migrate_and_report(table_options, asked, work, out)
 
 
 @click.command(cls=Command)
@@ -88,7 +90,9 @@ def migrate(where: TableOptions, asked: MigrationOptions, master: str | None, ou
 @rekeying.asking
 @master
 @output
-def rekey(where: TableOptions, asked: RekeyingOptions, master: str | None, out: Output) -> None:
+def rekey(
+    table_options: TableOptions, asked: RekeyingOptions, master: str | None, out: Output
+) -> None:
     """Rewrite files under fresh keys, in one commit, on Spark.
 
     The result is that of 'ags1 table rekey'. The catalog, the storage and the KMS have to be
@@ -100,16 +104,16 @@ def rekey(where: TableOptions, asked: RekeyingOptions, master: str | None, out: 
     """
 
     def work(table: EncryptedTable, files: Any, **named: Any) -> Rekeyed:
-        known = _executors_options(where)
+        known = _executors_options(table_options)
         with session(master) as spark:
             from ...spark.tables import rekey_table
 
             return rekey_table(spark, table, known, files, **named)
 
-    rekey_and_report(where, asked, work, out)
+    rekey_and_report(table_options, asked, work, out)
 
 
-def _executors_options(where: TableOptions) -> dict[str, str]:
+def _executors_options(table_options: TableOptions) -> dict[str, str]:
     """Return the options by which executors open what the command line has opened here, without
     the table's name. Raises KmsConfigurationError for one that is a secret."""
     from ...iceberg.pyiceberg.catalogs import configured_properties
@@ -117,16 +121,16 @@ def _executors_options(where: TableOptions) -> dict[str, str]:
     from ...spark.options import refuse_secrets
     from ..kms.master_keys import settings_of
 
-    known = {f"catalog.{name}": text for name, text in where.io_properties.items()}
-    if where.catalog is None:
-        known |= dict(kms_config(settings_of(where.kms)).properties)
+    known = {f"catalog.{name}": text for name, text in table_options.io_properties.items()}
+    if table_options.catalog is None:
+        known |= dict(kms_config(settings_of(table_options.kms)).properties)
     else:
-        known["catalog"] = where.catalog
-        configured = configured_properties(where.catalog, where.io_properties)
+        known["catalog"] = table_options.catalog
+        configured = configured_properties(table_options.catalog, table_options.io_properties)
         has_kms = names_kms(configured)
-        if where.kms != KmsOptions() or not has_kms:
+        if table_options.kms != KmsOptions() or not has_kms:
             # Above the catalog's own, and above what is set for everything.
-            kms = kms_config(settings_of(where.kms)).properties
+            kms = kms_config(settings_of(table_options.kms)).properties
             known |= {f"catalog.{name}": text for name, text in kms}
     refuse_secrets(known)
     return known

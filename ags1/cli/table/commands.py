@@ -18,13 +18,13 @@ from ..exits import Group, one_line
 from ..options import flag, force, grouped, json_output, output, output_path, quiet
 from . import erasing, maintenance, options, verifying, writing
 from .creating import create
+from .description import describe_table, file_line, files_of_snapshot, table_lines
 from .doctoring import doctor
-from .facts import describe_table, file_line, files_of_snapshot, table_lines
 from .filters import parsed_filter
 from .listing import list_
-from .moments import Point
 from .opening import open_table
 from .options import TableOptions
+from .times import Point
 from .verifying import VerifyingOptions, verify_and_report
 
 if TYPE_CHECKING:
@@ -128,14 +128,14 @@ def table() -> None:
 @table.command(short_help="Show a table's snapshots and keys.")
 @options.opening
 @json_output
-def info(where: TableOptions, out: Output) -> None:
+def info(table_options: TableOptions, out: Output) -> None:
     """Show a table's snapshots and keys, and what in it is unencrypted. This needs no key.
 
     Examples:
       ags1 table info warehouse/db/flights
       ags1 table info db.flights --catalog prod --json | jq .keks
     """
-    facts = describe_table(open_table(where, out.note, keys=False))
+    facts = describe_table(open_table(table_options, out.note, keys=False))
     if out.as_json:
         out.result(facts)
     else:
@@ -159,7 +159,7 @@ def info(where: TableOptions, out: Output) -> None:
 @options.require_encrypted
 @quiet
 def scan(
-    where: TableOptions,
+    table_options: TableOptions,
     row_filter: str | None,
     columns: str | None,
     limit: int | None,
@@ -183,7 +183,7 @@ def scan(
       ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
     """
     target.chosen_format()  # refuses a terminal before the table is opened
-    opened = open_table(where, out.note, require_encrypted=require_encrypted)
+    opened = open_table(table_options, out.note, require_encrypted=require_encrypted)
     chosen = _snapshot(opened, snapshot_id, ref)
     reader = opened.scan(
         row_filter=parsed_filter(opened, row_filter, "--filter", of_scan=True),
@@ -231,7 +231,7 @@ def scan(
 @options.require_encrypted
 @quiet
 def changes(
-    where: TableOptions,
+    table_options: TableOptions,
     start: int | datetime | None,
     end: int | datetime | None,
     row_filter: str | None,
@@ -259,12 +259,12 @@ def changes(
     from ...iceberg import EncryptedTable
 
     target.chosen_format()  # refuses a terminal before the table is opened
-    opened = open_table(where, out.note, require_encrypted=require_encrypted)
+    opened = open_table(table_options, out.note, require_encrypted=require_encrypted)
     if not isinstance(opened, EncryptedTable):
         raise NotEncryptedError(
             "the table is not encrypted, and only the changes of encrypted tables can be read: "
             "'ags1 table migrate' encrypts it",
-            file=where.table,
+            file=table_options.table,
         )
     if isinstance(start, datetime) and isinstance(end, datetime) and start >= end:
         raise click.UsageError(
@@ -289,14 +289,16 @@ def changes(
 @_at_snapshot
 @_at_ref
 @output
-def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Output) -> None:
+def files(
+    table_options: TableOptions, snapshot_id: int | None, ref: str | None, out: Output
+) -> None:
     """List a snapshot's data and delete files: whether they are encrypted, rows, sizes.
 
     Examples:
       ags1 table files warehouse/db/flights
       ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
     """
-    opened = open_table(where, out.note)
+    opened = open_table(table_options, out.note)
     chosen = _snapshot(opened, snapshot_id, ref) or opened.current_snapshot()
     if chosen is not None:
         for facts in files_of_snapshot(opened, chosen):
@@ -311,7 +313,9 @@ def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Ou
 @verifying.asking
 @options.threads
 @output
-def verify(where: TableOptions, asked: VerifyingOptions, threads: int | None, out: Output) -> int:
+def verify(
+    table_options: TableOptions, asked: VerifyingOptions, threads: int | None, out: Output
+) -> int:
     """Check every block of every file of every snapshot, and list what is unencrypted.
 
     An error is a file that is damaged, changed or missing, or is unencrypted where the format
@@ -336,7 +340,7 @@ def verify(where: TableOptions, asked: VerifyingOptions, threads: int | None, ou
 
         return verify_table(opened, threads=threads, **named)
 
-    return verify_and_report(where, asked, work, out)
+    return verify_and_report(table_options, asked, work, out)
 
 
 def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapshot | None:

@@ -144,10 +144,10 @@ asking = grouped(
 
 
 def compact_and_report(
-    where: TableOptions, asked: CompactionOptions, threads: int | None, out: Output
+    table_options: TableOptions, asked: CompactionOptions, threads: int | None, out: Output
 ) -> int:
     """Compact a table, and print what was done."""
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
     chosen = parsed_filter(table, asked.row_filter, "--filter")
     with progress_line(name, out) as progress:

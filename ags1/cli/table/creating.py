@@ -124,7 +124,7 @@ class _Created(TableResult):
 @_new_table
 @options.dry_run("Print what would be created.")
 @output
-def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> None:
+def create(table_options: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> None:
     """Create an encrypted table, of format version 3.
 
     Its columns come from --schema-file or --like. The master key is used once, to check that it
@@ -137,7 +137,7 @@ def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> N
       ags1 table create db.copy --catalog prod --like db.t --format avro --dry-run
     """
     _refuse_own(new.properties)
-    opened = ChangedCatalog(where)
+    opened = ChangedCatalog(table_options)
     schema, spec, order = _layout(new, opened)
     key_id = opened.new_key_id()
     made = _Created(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @flag("--strict", help="Warnings are failures, too, and so are checks that could not be done.")
 @flag("--no-list", help="Do not list the table's folders.")
 @output
-def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int:
+def doctor(table_options: TableOptions, strict: bool, no_list: bool, out: Output) -> int:
     """Say how healthy a table is, and name the command that mends each finding.
 
     It reads metadata.json, manifests and folders, but no data file: 'ags1 table verify' reads
@@ -48,26 +48,26 @@ def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int
     """
     from ...iceberg import examine_table
 
-    opened, no_keys = _open(where, out)
+    opened, no_keys = _open(table_options, out)
     health = examine_table(opened, no_keys=no_keys, list_folders=not no_list)
     code = _exit_code(health, strict=strict)
     if out.as_json:
         facts = health.to_dict()
         for found, finding in zip(facts["findings"], health.findings, strict=True):
-            found["command"] = finding.remedy and command_line(where, finding.remedy)
+            found["command"] = finding.remedy and command_line(table_options, finding.remedy)
         print_json({**facts, "ok": code == Exit.OK, "exit_code": int(code)})
         return code
-    _print(where, health, out)
+    _print(table_options, health, out)
     if code != Exit.OK:
-        print_error(f"{where.table}: {_summary(health)}")
+        print_error(f"{table_options.table}: {_summary(health)}")
     else:
         # What was not looked at may be wrong.
         ok = "no finding" if health.left_out else "OK"
-        out.result({}, f"{where.table}: {ok}: {_summary(health)}")
+        out.result({}, f"{table_options.table}: {ok}: {_summary(health)}")
     return code
 
 
-def _open(where: TableOptions, out: Output) -> tuple[Table, str | None]:
+def _open(table_options: TableOptions, out: Output) -> tuple[Table, str | None]:
     """Open the table, without keys if the KMS cannot be used; also return why it cannot."""
     message: set[str] = set()
 
@@ -77,12 +77,12 @@ def _open(where: TableOptions, out: Output) -> tuple[Table, str | None]:
             out.note(text)
 
     try:
-        return open_table(where, note), None
+        return open_table(table_options, note), None
     except KmsError as error:
-        return open_table(where, note, keys=False), error.message
+        return open_table(table_options, note, keys=False), error.message
 
 
-def _print(where: TableOptions, health: TableHealth, out: Output) -> None:
+def _print(table_options: TableOptions, health: TableHealth, out: Output) -> None:
     if not out.quiet:
         for branch in health.branches:
             print_line(one_line(_branch_line(branch)))
@@ -93,27 +93,27 @@ def _print(where: TableOptions, health: TableHealth, out: Output) -> None:
         print_line(one_line(_finding_line(finding)))
         if finding.remedy is not None:
             has_command = True
-            print_line(one_line(f"    {command_line(where, finding.remedy)}"))
+            print_line(one_line(f"    {command_line(table_options, finding.remedy)}"))
     for left in health.left_out:
-        out.note(f"{where.table}: left out: {left.checks}: {left.reason}")
-    if has_command and (where.io_properties or where.kms.kms_properties):
+        out.note(f"{table_options.table}: left out: {left.checks}: {left.reason}")
+    if has_command and (table_options.io_properties or table_options.kms.kms_properties):
         out.note("add your --io-property and --kms-property options to these commands")
 
 
-def command_line(where: TableOptions, remedy: Remedy) -> str:
+def command_line(table_options: TableOptions, remedy: Remedy) -> str:
     """Return the command that mends a finding, for a shell. It names the table and its KMS as
-    ``where`` does, without properties, which may be secrets. If the table was opened without a
+    ``table_options`` does, without properties, which may be secrets. If it was opened without a
     catalog, or a migration needs a master key, the user has to replace the words in capitals."""
     words = ["ags1", "table", remedy.command]
-    words += [where.table if where.catalog is not None else "NAMESPACE.TABLE"]
-    words += ["--catalog", where.catalog or "CATALOG"]
-    if where.kms.kms_type is not None:
-        words += ["--kms", where.kms.kms_type]
-    if where.kms.keyring is not None:
-        words += ["--keyring", where.kms.keyring]
-    if where.kms.key_file is not None:
-        words += ["--key-file", where.kms.key_file]
-    key_id = where.key_id or ("KEY" if remedy.command == "migrate" else None)
+    words += [table_options.table if table_options.catalog is not None else "NAMESPACE.TABLE"]
+    words += ["--catalog", table_options.catalog or "CATALOG"]
+    if table_options.kms.kms_type is not None:
+        words += ["--kms", table_options.kms.kms_type]
+    if table_options.kms.keyring is not None:
+        words += ["--keyring", table_options.kms.keyring]
+    if table_options.kms.key_file is not None:
+        words += ["--key-file", table_options.kms.key_file]
+    key_id = table_options.key_id or ("KEY" if remedy.command == "migrate" else None)
     if key_id is not None:
         words += ["--key", key_id]
     return shlex.join([*words, *remedy.arguments])

@@ -16,8 +16,8 @@ from ..report import progress_line
 from ..results import BranchResult, TableResult
 from . import options
 from .catalogs import ChangedCatalog
-from .moments import Moment
 from .options import TableOptions
+from .times import Moment
 
 if TYPE_CHECKING:
     from ...iceberg import Erasure
@@ -96,7 +96,7 @@ _no_other_writers = flag(
 @yes
 @output
 def remove_orphans(
-    where: TableOptions,
+    table_options: TableOptions,
     older_than: datetime | None,
     location: str | None,
     prefix_mismatch: PrefixMismatchMode,
@@ -119,7 +119,7 @@ def remove_orphans(
       ags1 table remove-orphans db.flights --catalog prod --location s3://lake/db/flights/data
       ags1 table remove-orphans db.flights --catalog prod --older-than 1h --no-other-writers
     """
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
     if not dry_run:
         confirm(f"Delete the files of {name} that nothing needs?", yes=yes)
@@ -153,7 +153,7 @@ def remove_orphans(
 @yes
 @output
 def erase(
-    where: TableOptions,
+    table_options: TableOptions,
     branch: str,
     threads: int | None,
     orphans: bool,
@@ -182,7 +182,7 @@ def erase(
     """
     if not orphans and (orphans_older_than is not None or no_other_writers):
         raise click.UsageError("--orphans-older-than and --no-other-writers need --orphans")
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
     if not dry_run:
         question = f"Erase the deleted rows of {name}, with all its earlier snapshots?"

@@ -52,8 +52,10 @@ def list_(
     if catalog is None:
         raise click.UsageError("no catalog is named: name it with --catalog or AGS1_CATALOG")
     with failures(catalog):
-        where = TableOptions(f"{catalog}.a.table", catalog, KmsOptions(), None, io_properties)
-        opened = NamedCatalog(where, keys=False).catalog
+        table_options = TableOptions(
+            f"{catalog}.a.table", catalog, KmsOptions(), None, io_properties
+        )
+        opened = NamedCatalog(table_options, keys=False).catalog
         start = None if namespace is None else tuple(namespace.split("."))
         names = list(_tables(opened, start))
     code = Exit.OK

@@ -19,9 +19,9 @@ from . import compacting, migrating, options, rekeying
 from .catalogs import ChangedCatalog
 from .compacting import CompactionOptions, compact_and_report
 from .migrating import MigrationOptions, migrate_and_report
-from .moments import Moment
 from .options import TableOptions
 from .rekeying import RekeyingOptions, rekey_and_report
+from .times import Moment
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
@@ -98,7 +98,9 @@ class _Pruned(TableResult):
 @options.threads
 @migrating.asking
 @output
-def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, out: Output) -> int:
+def migrate(
+    table_options: TableOptions, threads: int | None, asked: MigrationOptions, out: Output
+) -> int:
     """Encrypt an unencrypted table of any format version in place.
 
     Every file is encrypted and read back. Then one commit makes the table an encrypted table of
@@ -115,7 +117,7 @@ def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, o
     def work(catalog: EncryptedCatalog, *table_and_key: str, **named: Any) -> MigrationResult:
         return catalog.migrate_table(*table_and_key, threads=threads, **named)
 
-    return migrate_and_report(where, asked, work, out)
+    return migrate_and_report(table_options, asked, work, out)
 
 
 @click.command(cls=Command)
@@ -125,7 +127,7 @@ def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, o
 @options.dry_run("Do everything, but commit nothing.")
 @output
 def rotate(
-    where: TableOptions, rewrap: bool, target: NewMasterKey, dry_run: bool, out: Output
+    table_options: TableOptions, rewrap: bool, target: NewMasterKey, dry_run: bool, out: Output
 ) -> None:
     """Replace or rewrap the keys that wrap a table's keys. Files and snapshots do not change.
 
@@ -147,7 +149,7 @@ def rotate(
         raise click.UsageError("--rewrap and --to-key cannot be used together")
     other = target_of(target)
     kms = None if other is None else connect(other)
-    opened = ChangedCatalog(where)
+    opened = ChangedCatalog(table_options)
     trusted = opened.trusted_key_ids
     if to_key is not None and trusted and to_key not in trusted:
         raise click.UsageError(
@@ -187,7 +189,7 @@ def rotate(
 @rekeying.asking
 @output
 def rekey(
-    where: TableOptions,
+    table_options: TableOptions,
     exposed: bool,
     unencrypted: bool,
     threads: int | None,
@@ -212,7 +214,7 @@ def rekey(
     def work(table: EncryptedTable, files: Any, **named: Any) -> Rekeyed:
         return table.rekey(files, select=select, exposed=exposed, threads=threads, **named)
 
-    rekey_and_report(where, asked, work, out)
+    rekey_and_report(table_options, asked, work, out)
 
 
 @click.command(cls=Command, short_help="Rewrite small data files into larger ones.")
@@ -220,7 +222,9 @@ def rekey(
 @options.threads
 @compacting.asking
 @output
-def compact(where: TableOptions, threads: int | None, asked: CompactionOptions, out: Output) -> int:
+def compact(
+    table_options: TableOptions, threads: int | None, asked: CompactionOptions, out: Output
+) -> int:
     """Rewrite small data files, and files with many deleted rows, into files of the target size.
 
     Deleted rows are not written again; other rows keep their ids and the sequence numbers of their
@@ -234,7 +238,7 @@ def compact(where: TableOptions, threads: int | None, asked: CompactionOptions, 
       ags1 table compact db.flights --catalog prod --filter "day = '2026-01-31'" --rewrite-all
     """
 
-    return compact_and_report(where, asked, threads, out)
+    return compact_and_report(table_options, asked, threads, out)
 
 
 @click.command(cls=Command, short_help="Copy or move a table to another location.")
@@ -262,7 +266,7 @@ def compact(where: TableOptions, threads: int | None, asked: CompactionOptions, 
 @yes
 @output
 def relocate(
-    where: TableOptions,
+    table_options: TableOptions,
     new_location: str,
     move: bool,
     register_as: str | None,
@@ -287,7 +291,7 @@ def relocate(
     """
     if move and register_as is not None:
         raise click.UsageError("--move and --register-as cannot be used together")
-    opened = ChangedCatalog(where)
+    opened = ChangedCatalog(table_options)
     opened.load()  # to be sure that it is under the key that was named
     if move and not dry_run:
         question = f"Move {opened.identifier} to {new_location} and delete its old files?"
@@ -299,7 +303,9 @@ def relocate(
             move=move,
             register_as=register_as,
             snapshots="current" if current_only else "all",
-            properties={**where.io_properties, **to_io_properties} if to_io_properties else None,
+            properties={**table_options.io_properties, **to_io_properties}
+            if to_io_properties
+            else None,
             threads=threads,
             verify=verify or move,
             dry_run=dry_run,
@@ -350,7 +356,7 @@ def relocate(
 @yes
 @output
 def expire(
-    where: TableOptions,
+    table_options: TableOptions,
     older_than: datetime | None,
     retain_last: int | None,
     snapshot_ids: tuple[int, ...],
@@ -369,7 +375,7 @@ def expire(
       ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z --prune-keys
       ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
     """
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
     if not dry_run:
         deleting = "" if keep_files else " and delete the files that only they use"
@@ -401,7 +407,7 @@ def expire(
 @options.dry_run("Print which keys would be removed.")
 @yes
 @output
-def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> None:
+def prune_keys(table_options: TableOptions, dry_run: bool, yes: bool, out: Output) -> None:
     """Remove the wrapped keys that nothing refers to from a table's metadata. The command asks
     first.
 
@@ -411,7 +417,7 @@ def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> No
     """
     from ...iceberg.spec import table_keys
 
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
     if dry_run:
         view = table.view()

@@ -74,7 +74,7 @@ asking = grouped(
 
 
 def migrate_and_report(
-    where: TableOptions,
+    table_options: TableOptions,
     asked: MigrationOptions,
     migrate: Callable[..., MigrationResult],
     out: Output,
@@ -82,7 +82,7 @@ def migrate_and_report(
     """Have a table encrypted and print what was done; return the exit code. ``migrate`` gets
     the catalog, the table's name, the master key and, by name, the arguments that all migrations
     take."""
-    opened = ChangedCatalog(where)
+    opened = ChangedCatalog(table_options)
     if asked.delete_plaintext and not asked.dry_run:
         question = f"Delete the unencrypted files of {opened.identifier} once it is encrypted?"
         confirm(question, yes=asked.yes)
@@ -97,10 +97,10 @@ def migrate_and_report(
             dry_run=asked.dry_run,
             progress=progress,
         )
-    return _report(opened.identifier, result, asked, _lines_for_readers(where), out)
+    return _report(opened.identifier, result, asked, _lines_for_readers(table_options), out)
 
 
-def _lines_for_readers(where: TableOptions) -> list[str]:
+def _lines_for_readers(table_options: TableOptions) -> list[str]:
     """Return the lines of .pyiceberg.yaml that readers of the table need and the catalog does not
     have, without secrets."""
     from ...iceberg.pyiceberg.catalogs import configured_properties
@@ -108,9 +108,9 @@ def _lines_for_readers(where: TableOptions) -> list[str]:
     from ...kms.registry import names_kms
     from ..kms.master_keys import settings_of
 
-    if where.catalog is None or names_kms(configured_properties(where.catalog, {})):
+    if table_options.catalog is None or names_kms(configured_properties(table_options.catalog, {})):
         return []
-    properties = settings_of(where.kms).properties
+    properties = settings_of(table_options.kms).properties
     secrets = Properties(dict(properties)).secrets()
     lines = [f"{name}: {text}" for name, text in properties.items() if name not in secrets]
     return [*lines, "encryption.require-encrypted: true"]

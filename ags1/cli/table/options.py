@@ -102,19 +102,23 @@ _TABLE_OPTIONS = (
 )
 
 
-def _with_catalog(where: TableOptions) -> TableOptions:
+def _with_catalog(table_options: TableOptions) -> TableOptions:
     """Return the options with a catalog for a table's name: 'default', or the only one."""
-    is_name = re.fullmatch(r"[^/:\\]+\.[^/:\\]+", where.table)
-    if where.catalog is not None or not is_name or where.table.endswith(_METADATA_ENDS):
-        return where
-    if os.path.exists(where.table):
-        return where
+    is_name = re.fullmatch(r"[^/:\\]+\.[^/:\\]+", table_options.table)
+    if (
+        table_options.catalog is not None
+        or not is_name
+        or table_options.table.endswith(_METADATA_ENDS)
+    ):
+        return table_options
+    if os.path.exists(table_options.table):
+        return table_options
     if (catalog := default_catalog()) is None:
         raise click.UsageError(
-            f"{where.table}: there is no such folder. If it is a table in a catalog, name the "
-            "catalog with --catalog or AGS1_CATALOG"
+            f"{table_options.table}: there is no such folder. If it is a table in a catalog, name "
+            "the catalog with --catalog or AGS1_CATALOG"
         )
-    return replace(where, catalog=catalog)
+    return replace(table_options, catalog=catalog)
 
 
 def default_catalog() -> str | None:
@@ -131,12 +135,12 @@ def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
     ``@output`` stands below this decorator, so ``quiet`` and ``as_json`` are arguments here."""
 
     @functools.wraps(command)
-    def guarded(*, where: TableOptions, **more: Any) -> int:
+    def guarded(*, table_options: TableOptions, **more: Any) -> int:
         try:
-            with warnings_as_lines(quiet=bool(more.get("quiet"))), failures(where.table):
-                return command(where=_with_catalog(where), **more) or Exit.OK
+            with warnings_as_lines(quiet=bool(more.get("quiet"))), failures(table_options.table):
+                return command(table_options=_with_catalog(table_options), **more) or Exit.OK
         except EXPECTED as error:
-            failure = describe(error, where.table)
+            failure = describe(error, table_options.table)
             if failure.file == STDOUT:
                 raise
             print_error(failure.message)
@@ -150,11 +154,11 @@ def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
 
 def _table_options(text: str, *options: Decorator) -> Decorator:
     """Return a decorator that adds ``options`` to a command, and ``text`` to its help. The command
-    takes them as ``where``, and its failures are reported."""
+    takes them as ``table_options``, and its failures are reported."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         command.__doc__ = f"{command.__doc__}\n\n{text}"
-        return grouped("where", TableOptions, *options)(_reporting(command))
+        return grouped("table_options", TableOptions, *options)(_reporting(command))
 
     return decorate
 

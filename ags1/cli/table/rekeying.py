@@ -48,11 +48,11 @@ asking = grouped(
 
 
 def rekey_and_report(
-    where: TableOptions, asked: RekeyingOptions, rekey: Callable[..., Rekeyed], out: Output
+    table_options: TableOptions, asked: RekeyingOptions, rekey: Callable[..., Rekeyed], out: Output
 ) -> None:
     """Have files rewritten under fresh keys and print what was done. ``rekey`` gets the table, the
     filter and, by name, the arguments that all rekeyings take."""
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
     files = parsed_filter(table, asked.row_filter, "--filter")
     with progress_line(name, out) as progress:

@@ -57,7 +57,7 @@ asking = grouped(
 
 
 def verify_and_report(
-    where: TableOptions,
+    table_options: TableOptions,
     asked: VerifyingOptions,
     verify: Callable[..., TableVerification],
     out: Output,
@@ -67,14 +67,14 @@ def verify_and_report(
     from ...iceberg import EncryptedTable
     from ...iceberg.operations.verify import estimated_size
 
-    opened = open_table(where, out.note)
+    opened = open_table(table_options, out.note)
     if not isinstance(opened, EncryptedTable):
         raise NotEncryptedError(
             "the table is not encrypted, so nothing in it can be verified: 'ags1 table migrate' "
             "encrypts it"
         )
     with Report(out, estimated_size(opened)) as report:
-        report.begin(where.table)
+        report.begin(table_options.table)
         result = verify(
             opened,
             require_encrypted=asked.require_encrypted,
@@ -90,9 +90,9 @@ def verify_and_report(
         if not out.quiet or finding.severity == "error":
             print_line(line(finding))
     if code != Exit.OK:
-        print_error(f"{where.table}: {summary(result)}")
+        print_error(f"{table_options.table}: {summary(result)}")
     else:
-        out.result({}, f"{where.table}: OK: {summary(result)}")
+        out.result({}, f"{table_options.table}: OK: {summary(result)}")
     return code
 
 

@@ -96,7 +96,9 @@ _rows = grouped(
 @options.branch
 @options.dry_run("Read all rows and check that they fit the table, but write nothing.")
 @output
-def append(where: TableOptions, rows: Rows, branch: str, dry_run: bool, out: Output) -> None:
+def append(
+    table_options: TableOptions, rows: Rows, branch: str, dry_run: bool, out: Output
+) -> None:
     """Append the rows of files, all in one commit.
 
     Files are Parquet, Arrow (IPC files and streams; Feather) or CSV with a header. '-' is an Arrow
@@ -110,7 +112,7 @@ def append(where: TableOptions, rows: Rows, branch: str, dry_run: bool, out: Out
       ags1 table append db.flights --catalog prod - < flights.arrows
       duckdb -c "copy 'flights.jsonl' to 'flights.parquet'"
     """
-    _write(where, rows, None, branch, out, dry_run=dry_run, yes=True)
+    _write(table_options, rows, None, branch, out, dry_run=dry_run, yes=True)
 
 
 @click.command(cls=Command)
@@ -127,7 +129,7 @@ def append(where: TableOptions, rows: Rows, branch: str, dry_run: bool, out: Out
 @yes
 @output
 def overwrite(
-    where: TableOptions,
+    table_options: TableOptions,
     rows: Rows,
     row_filter: str | None,
     branch: str,
@@ -148,7 +150,7 @@ def overwrite(
     """
     # An empty filter is a shell's variable that is not set, and does not mean all rows.
     replaced = "true" if row_filter is None else row_filter
-    _write(where, rows, replaced, branch, out, dry_run=dry_run, yes=yes)
+    _write(table_options, rows, replaced, branch, out, dry_run=dry_run, yes=yes)
 
 
 @click.command(cls=Command, short_help="Delete the rows for which a filter is true.")
@@ -160,7 +162,7 @@ def overwrite(
 @yes
 @output
 def delete(
-    where: TableOptions,
+    table_options: TableOptions,
     filter_argument: str | None,
     row_filter: str | None,
     branch: str,
@@ -182,7 +184,7 @@ def delete(
     if (filter_argument is None) == (row_filter is None):
         raise click.UsageError("say once which rows to delete: by FILTER or by --filter")
     text = filter_argument if row_filter is None else row_filter
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     expression = parsed_filter(table, text, "FILTER" if row_filter is None else "--filter")
     done = functools.partial(_Deleted, table=".".join(table.name()), branch=branch, dry_run=dry_run)
     if dry_run:
@@ -205,7 +207,7 @@ def delete(
 @options.dry_run("Print what would be deleted.")
 @yes
 @output
-def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output) -> None:
+def drop(table_options: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output) -> None:
     """Remove a table from its catalog. The command asks first.
 
     Without --purge, the files stay, and 'ags1 table scan' can read the table by its metadata.json.
@@ -216,7 +218,7 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
       ags1 table drop db.flights --catalog prod --purge --dry-run
       ags1 table drop db.flights --catalog prod --purge --yes
     """
-    opened = ChangedCatalog(where, keys=purge)
+    opened = ChangedCatalog(table_options, keys=purge)
     location, files = None, 0
     left: Sequence[str] = ()
     if not purge:
@@ -247,7 +249,7 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
 
 
 def _write(
-    where: TableOptions,
+    table_options: TableOptions,
     rows: Rows,
     replaced: str | None,
     branch: str,
@@ -259,7 +261,7 @@ def _write(
     """Append rows; replace those for which the filter ``replaced`` is true, None for none."""
     from .inputs import TableRows
 
-    table = ChangedCatalog(where).load()
+    table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
     expression = None if replaced is None else parsed_filter(table, replaced, "--filter")
     facts: dict[str, Any] = {}
