@@ -22,6 +22,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from ags1.errors import TruncatedError
+from ags1.iceberg.distributed.sealed import SentRecord
 from ags1.iceberg.read.filters import bound_filter
 from ags1.iceberg.read.tasks import TaskReader
 
@@ -371,7 +372,7 @@ def test_a_file_that_does_not_open_for_the_commit_leaves_nothing(
     table_of(catalog)
     before = stored_files(tmp_path)
     writer, messages = written(options)
-    monkeypatch.setattr(table_writer.SentRecord, "fields_with_key", _no_answer)
+    monkeypatch.setattr(SentRecord, "fields_with_key", _no_answer)
 
     with pytest.raises(OSError, match="no answer"):
         writer.commit(messages)

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
+from ...iceberg.distributed import ScanJob
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
-from ..iceberg_api import as_stored
 from ..registration import register_source
 from ..table_access import open_of_options
 from .reader import TableReader, scan_of
@@ -58,8 +57,7 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         self._check(known.READ)
         table = open_of_options(self.options)
         self._pin = pin_of(table, self.options)
-        projected = scan_of(table, self.options, self._pin).projection()
-        return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
+        return spark_schema(ScanJob.columns(scan_of(table, self.options, self._pin)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(known.READ)

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 
 from pyiceberg.table.refs import SnapshotRefType
 
-from ..iceberg_api import EncryptedTable
+from ...iceberg.distributed import EncryptedTable
 
 _START, _END = "start-snapshot-id", "end-snapshot-id"
 _ONE_OF = ("snapshot-id", "branch", "tag", "as-of-timestamp", "versionasof", "timestampasof")

@@ -9,85 +9,71 @@ not fail the task.
 from __future__ import annotations
 
 import functools
+import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
-
-from pyiceberg.io import FileIO
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
 from ...keys.cache import KekCache
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH, EncryptionManager
-from ..iceberg_api import (
-    ByteMeter,
-    Check,
-    CheckKind,
-    ContentFile,
-    EncryptedTable,
-    FileChecker,
-    Outcome,
-    PlainTableWarning,
-    TableFiles,
-    TableOutput,
-    rewrite_file,
-)
-from ..table_access import (
-    JobKey,
-    SentFile,
-    SentRecord,
-    catalog_of_options,
-    table_of_process,
-)
-from ..workers import end_of_task, task_context
+from ..catalog import EncryptedCatalog, PlainTableWarning
+from ..operations.verify.checks import Check, CheckKind, FileChecker, Outcome
+from ..read.records import ContentFile
+from ..storage.byte_meter import ByteMeter
+from ..storage.output import TableOutput
+from ..storage.table_files import TableFiles
+from ..table import EncryptedTable
+from ..write.reencryption import rewrite_file
+from .sealed import JobKey, SentFile, SentRecord
 
-# What the work on a file may raise, with or without Spark.
+# What the work on a file may raise in any process.
 EXPECTED = (Ags1Error, OSError, NotImplementedError, MemoryError)
 
 
-@dataclass(frozen=True, slots=True)
-class JobTable:
-    """The table of a job, which each process opens by the options of ``table_access``, sorted.
-    ``is_plain``: the table is not encrypted yet."""
+class JobTable(Protocol):
+    """The table of a job, which each process opens for itself. Picklable and hashable."""
 
-    job_id: str
-    options: tuple[tuple[str, str], ...]
-    is_plain: bool = False
+    def __hash__(self) -> int: ...
 
-    def open(self) -> Opened:
-        """Open the table, once in each process. Raises as ``open_of_options``."""
-        if self.is_plain:
-            return _opened_plain(self.job_id, self.options)
-        table = table_of_process(self.job_id, self.options)
-        return Opened(table.files.inner, table.files.location_map, table.files.keys.cache)
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def name(self) -> str:
+        """The name in the catalog."""
+
+    def open(self) -> EncryptedTable:
+        """Open the table, once in each process."""
+
+    def open_catalog(self) -> EncryptedCatalog:
+        """Open the catalog of a table that is not encrypted yet."""
 
 
-class Opened(NamedTuple):
-    """The storage of a table and its KMS, opened by one process."""
-
-    io: FileIO
-    location_map: Mapping[str, str]
-    keks: KekCache
-
-    def files(self, table_key_id: str, key_size: int = DEFAULT_DATA_KEY_LENGTH) -> TableFiles:
-        """Return the table's files, with a manager that makes new keys of ``key_size`` bytes."""
-        manager = EncryptionManager(self.keks.kms, table_key_id, (), key_size, cache=self.keks)
-        return TableFiles(self.io, manager, location_map=self.location_map)
+def open_files(
+    table: JobTable, key_id: str, key_size: int = DEFAULT_DATA_KEY_LENGTH, is_plain: bool = False
+) -> TableFiles:
+    """Return a table's files in this process, with a manager that makes new keys of ``key_size``
+    bytes. ``is_plain``: the table is not encrypted yet."""
+    opened = _open_plain(table) if is_plain else table.open().files
+    keks = opened.keys.cache
+    manager = EncryptionManager(keks.kms, key_id, (), key_size, cache=keks)
+    return TableFiles(opened.inner, manager, location_map=opened.location_map)
 
 
 @functools.lru_cache(maxsize=4)
-def _opened_plain(job_id: str, options: tuple[tuple[str, str], ...]) -> Opened:
-    known = dict(options)
-    catalog = catalog_of_options(known)
+def _open_plain(table: JobTable) -> TableFiles:
+    catalog = table.open_catalog()
     if catalog.kms is None:
         said = "no KMS is configured on this executor: configure it as on the driver"
         raise KmsConfigurationError(said)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlainTableWarning)
-        table = catalog.load_table(known["path"], require_encrypted=False)
-    io = table.files.inner if isinstance(table, EncryptedTable) else table.io
-    return Opened(io, {}, KekCache(catalog.kms))
+        loaded = catalog.load_table(table.name, require_encrypted=False)
+    io = loaded.files.inner if isinstance(loaded, EncryptedTable) else loaded.io
+    return TableFiles(io, EncryptionManager(catalog.kms, "", (), cache=KekCache(catalog.kms)))
 
 
 class SentCheck(NamedTuple):
@@ -121,12 +107,11 @@ class Checking:
     key: JobKey | None
 
     def __call__(self, tasks: Iterable[list[SentCheck]]) -> Iterator[list[tuple[int, Outcome]]]:
-        opened = self.table.open()
-        job = None if self.key is None else self.key.open(opened.keks)
-        checker = FileChecker(opened.files(self.table_key_id), ByteMeter())
+        files = open_files(self.table, self.table_key_id)
+        job = None if self.key is None else self.key.open(files.keys.cache)
+        checker = FileChecker(files, ByteMeter())
         for task in tasks:
             yield [(check.number, checker(check.open(job))) for check in task]
-        end_of_task()
 
 
 # What a task needs of a file that it rewrites: neither its partition nor its bounds.
@@ -175,24 +160,27 @@ Rewritten: TypeAlias = "NewFile | Failed"
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Rewrites files under fresh keys of ``key_size`` bytes; picklable."""
+    """Rewrites files under fresh keys of ``key_size`` bytes; picklable. ``is_plain``: the table is
+    not encrypted yet."""
 
     table: JobTable
     table_key_id: str
     key_size: int
     key: JobKey
+    is_plain: bool
 
     def __call__(self, tasks: Iterable[list[OldFile]]) -> Iterator[list[Rewritten]]:
-        context = task_context()
-        opened = self.table.open()
-        job = self.key.open(opened.keks)
-        source = opened.files(self.table_key_id, self.key_size)
-        output = TableOutput(opened.io, opened.location_map)
+        source = open_files(self.table, self.table_key_id, self.key_size, self.is_plain)
+        job = self.key.open(source.keys.cache)
+        output = TableOutput(source.inner, source.location_map)
+        # No two attempts write to one file.
+        attempt = secrets.token_hex(8)
         try:
             for task in tasks:
                 results: list[Rewritten] = []
                 for file in task:
-                    location = attempt_location(file.location, context.taskAttemptId())
+                    stem, _, suffix = file.location.rpartition(".")
+                    location = f"{stem}-{attempt}.{suffix}"
                     try:
                         new = rewrite_file(file.open(job), source, output, location)
                     except KMS_UNUSABLE:
@@ -206,10 +194,3 @@ class Rewriting:
             # The driver will not learn their names.
             output.discard(output.written)
             raise
-        end_of_task()
-
-
-def attempt_location(location: str, attempt_id: int) -> str:
-    """Return the location for one attempt of a task: no two attempts write to one file."""
-    stem, _, suffix = location.rpartition(".")
-    return f"{stem}-{attempt_id:x}.{suffix}"
