@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ... import layout
 from ...errors import Ags1Error
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..jobs.publishing import published, settle_pending, sync_names
+from ..jobs.publishing import end, published, settle_pending, sync_names
 from ..jobs.selection import SUFFIX
 from ..keys import as_text
 from ..ledger import (
@@ -106,7 +106,7 @@ def take_back(ledger_location: str, job_id: str) -> None:
             if any(row.job_id == job_id for row in batch.rows):
                 _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
         if (folder := ledger.killed().get(job_id)) is not None:
-            _end(ledger, job_id, folder)
+            end(ledger, job_id, folder)
 
 
 def remove_with_sidecar(path: str) -> None:
@@ -139,12 +139,7 @@ def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:
             ledger.begin(job_id, folder)
     _publish(ledger, rows)
     for job_id in staged:
-        _end(ledger, job_id, folder)
-
-
-def _end(ledger: Ledger, job_id: str, folder: str) -> None:
-    ledger.end(job_id)
-    storage_of(folder).remove_mark(job_id, folder)
+        end(ledger, job_id, folder)
 
 
 def _publish(ledger: Ledger, rows: list[Row]) -> None:

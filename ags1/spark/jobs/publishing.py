@@ -81,10 +81,25 @@ def settle_pending(
 def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     """Raise OSError if the folder of a killed job's files is not mounted. Otherwise the job's files
     would count as lost."""
-    if not storage_of(root).has_mark(job_id, root):
+    if not _is_there(job_id, root):
         message = "the folder of a killed job's files is not there: mount it; if it is lost for "
         message += f"good, run: ags1 spark ledger forget {ledger.location} {job_id}"
         raise FileNotFoundError(errno.ENOENT, message, root)
+
+
+def _is_there(job_id: str, root: str) -> bool:
+    """Whether the folder that a job has marked is mounted. A store that cannot be reached raises
+    OSError at the next call instead."""
+    mount = storage_of(root).mount
+    return mount is None or mount.has_mark(job_id, root)
+
+
+def end(ledger: Ledger, job_id: str, root: str) -> None:
+    """Note that a job has ended, and remove its mark."""
+    ledger.end(job_id)
+    mount = storage_of(root).mount
+    if mount is not None:
+        mount.remove_mark(job_id, root)
 
 
 def clear_again(ledger: Ledger) -> None:
@@ -108,16 +123,15 @@ def clear(
     No batch of the job may be pending."""
     try:
         storage = storage_of(root)
-        if not storage.has_mark(job_id, root):
-            return  # the folder is not mounted
+        if not _is_there(job_id, root):
+            return
         storage.end_mark(job_id, root)
         if not storage.clear(job_id, root, folders, ledger.staged(job_id)):
             return
     except OSError:
         return
     if late is None or (late.cleared_ms and _is_old(late)):
-        ledger.end(job_id)
-        storage.remove_mark(job_id, root)
+        end(ledger, job_id, root)
     elif not late.cleared_ms:
         ledger.note_cleared(job_id, late._replace(cleared_ms=_now_ms()))
 
@@ -148,7 +162,9 @@ def sync_names(rows: Sequence[Row]) -> None:
     targets = [row.target for row in rows if row.status == DONE]
     if targets:
         # All targets of a batch are in one storage.
-        storage_of(targets[0]).sync_names(set(map(os.path.dirname, targets)))
+        mount = storage_of(targets[0]).mount
+        if mount is not None:
+            mount.sync_names(set(map(os.path.dirname, targets)))
 
 
 def has_its_name(row: Row) -> bool:

@@ -127,7 +127,8 @@ class Job:
 
     def __enter__(self) -> Job:
         try:
-            self._storage.check_root(self._root)
+            if self._storage.mount is not None:
+                self._storage.mount.check_root(self._root)
             if self._writes:
                 # Other operations concern all files of the ledger.
                 root = self._root if self._operation in (ENCRYPT, DECRYPT) else None
@@ -143,7 +144,7 @@ class Job:
         """Make the folder of the targets, and note in it and in the ledger that this job writes.
         Raises OSError."""
         if self._writes:
-            self._waves.new_folders |= self._storage.missing_folders([self._root], self._root)
+            self._waves.note_folders([self._root])
             self._storage.make_root(self._root)
             self._has_begun = True
             # In this order: a note without a mark means that the folder is not mounted.
@@ -167,7 +168,8 @@ class Job:
             if self._has_begun and not self._waves.has_pending_batch:
                 late = JobNote(self._root, self._conduct.sidecars) if tasks_may_run else None
                 clear(self.ledger, self.id, self._root, self._waves.folders, late=late)
-                self._storage.remove_empty(self._waves.new_folders)
+                if self._storage.mount is not None:
+                    self._storage.mount.remove_empty(self._waves.new_folders)
             if self._has_dead_jobs:
                 clear_again(self.ledger)
         finally:

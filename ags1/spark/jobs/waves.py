@@ -100,6 +100,11 @@ class Waves:
         self._shared: dict[int, _Shared] = {}
         self._wave = 0  # the number of the newest wave in the ledger
 
+    def note_folders(self, folders: Iterable[str]) -> None:
+        """Note those of the folders that do not exist yet. Raises OSError."""
+        if self._storage.mount is not None:
+            self.new_folders |= self._storage.mount.missing_folders(folders, self._staging.root)
+
     def run(self, items: Collection[Item], work: Work) -> int:
         """Do the work on items. Return how many were tried: after some failures the rest is
         left."""
@@ -169,10 +174,9 @@ class Waves:
 
     def _prepared(self, wave: Wave, keys: FileKeys) -> Wave:
         """Stage the files of a wave, and make the keys of files that are cut."""
-        root = self._staging.root
         folders = {os.path.dirname(item.target) for item in wave.items}
         self.folders |= folders
-        self.new_folders |= self._storage.missing_folders(folders, root)
+        self.note_folders(folders)
         cut = {task[0].number for task in wave.tasks if task[0].block_count}
         staged = dict(self._spread(partial(_staged, self._staging, cut), wave.items))
         rows: list[Row] = []

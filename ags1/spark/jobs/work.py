@@ -98,8 +98,8 @@ class Work:
                 results.append(result)
             if self.writes:
                 storage.check_mark(attempt, now=True)
-                if self.durable:
-                    storage.sync([r.staged for r in results if r.staged])
+                if self.durable and storage.mount is not None:
+                    storage.mount.sync([r.staged for r in results if r.staged])
         except BaseException as error:
             pieces = {piece.number: piece for piece in task}
             for result in results:
