@@ -25,7 +25,7 @@ from ..iceberg.distributed import ScanJob
 from . import known_options as known
 from . import options as opt
 from .arrow_rows import arrow_schema, spark_schema
-from .iceberg_source.reader import TablePartition, plan_partitions, scan_of
+from .iceberg_source.reader import TablePartition, build_scan, plan_partitions
 from .table_access import open_of_options
 from .workers import end_of_task
 
@@ -64,13 +64,13 @@ def read_table(
     """
     given = _options(table, options, columns, where, snapshot, branch)
     opened = open_of_options(given)
-    scan = scan_of(opened, given)
+    scan = build_scan(opened, given)
     schema = spark_schema(ScanJob.columns(scan))
     tasks = scan.plan_files()
     rows = sum(task.file.record_count for task in tasks)
     wanted = arrow_schema(schema)
     parts = plan_partitions(opened, given, scan, tasks) if tasks else []
-    return frame_of(spark, parts, rows, lambda part: part.batches(wanted), schema)
+    return build_frame(spark, parts, rows, lambda part: part.batches(wanted), schema)
 
 
 def count(
@@ -90,7 +90,7 @@ def count(
     """
     given = _options(table, options, None, where, snapshot, branch)
     opened = open_of_options(given)
-    scan = scan_of(opened, given)
+    scan = build_scan(opened, given)
     if spark is None:
         whole: int = scan.count()
         return whole
@@ -105,7 +105,7 @@ def count(
         number = part.job.count(part.tasks)
         yield pa.record_batch([pa.array([number], pa.int64())], schema=wanted)
 
-    frame = frame_of(spark, parts, len(parts), counted, _COUNT)
+    frame = build_frame(spark, parts, len(parts), counted, _COUNT)
     return int(known_rows + sum(row[0] for row in frame.collect()))
 
 
@@ -146,7 +146,7 @@ def _joined(columns: Iterable[str]) -> str:
     return ",".join(names)
 
 
-def frame_of(
+def build_frame(
     spark: Any,
     parts: list[TablePartition],
     rows: int,

@@ -35,7 +35,7 @@ from ags1.iceberg.table import EncryptedTable
 from ags1.spark import iceberg_source
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.iceberg_source import writer as table_writer
-from ags1.spark.iceberg_source.reader import TableReader, scan_of
+from ags1.spark.iceberg_source.reader import TableReader, build_scan
 from ags1.spark.iceberg_source.writer import TableWriter
 
 pytestmark = pytest.mark.spark
@@ -226,7 +226,7 @@ def test_what_travels_has_no_key_in_it(catalog: Any, options: dict[str, str]) ->
     table.append(some_rows(0, 100))
     table.delete("id = 7")
     given = {**options, "path": "db.t"}
-    tasks = scan_of(table, given).plan_files()
+    tasks = build_scan(table, given).plan_files()
     keys = [f.key for task in tasks for f in (task.file, *task.delete_files)]
     reader = TableReader(given, spark_schema(some_rows(0, 1).schema))
 
@@ -470,7 +470,7 @@ def split_reads(
     table: Any, part_size: int, **options: str
 ) -> Iterator[tuple[list[Any], list[list[Any]]]]:
     """Yield for each data file the rows read as a whole, and those of each split."""
-    scan = scan_of(table, options)
+    scan = build_scan(table, options)
     for task in scan.plan_files():
         bound = bound_filter(scan.row_filter, table.schema())
 

@@ -57,14 +57,14 @@ def open_files(
 ) -> TableFiles:
     """Return a table's files in this process, with a manager that makes new keys of ``key_size``
     bytes. ``is_plain``: the table is not encrypted yet."""
-    opened = _open_plain(table) if is_plain else table.open().files
+    opened = _open_plain(table, key_id) if is_plain else table.open().files
     keks = opened.keys.cache
     manager = EncryptionManager(keks.kms, key_id, (), key_size, cache=keks)
     return TableFiles(opened.inner, manager, location_map=opened.location_map)
 
 
 @functools.lru_cache(maxsize=4)
-def _open_plain(table: JobTable) -> TableFiles:
+def _open_plain(table: JobTable, key_id: str) -> TableFiles:
     catalog = table.open_catalog()
     if catalog.kms is None:
         said = "no KMS is configured on this executor: configure it as on the driver"
@@ -73,7 +73,7 @@ def _open_plain(table: JobTable) -> TableFiles:
         warnings.simplefilter("ignore", PlainTableWarning)
         loaded = catalog.load_table(table.name, require_encrypted=False)
     io = loaded.files.inner if isinstance(loaded, EncryptedTable) else loaded.io
-    return TableFiles(io, EncryptionManager(catalog.kms, "", (), cache=KekCache(catalog.kms)))
+    return TableFiles(io, EncryptionManager(catalog.kms, key_id, cache=KekCache(catalog.kms)))
 
 
 class SentCheck(NamedTuple):

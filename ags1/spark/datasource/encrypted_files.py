@@ -26,7 +26,7 @@ from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
 from ..paths import local_path
 from ..splits import grouped
-from ..storage.choice import absolute, find, storage_of
+from ..storage.places import absolute, find, open_storage
 from ..storage.protocol import REQUESTS, SourceFile
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -100,7 +100,7 @@ def _found(paths: Sequence[str]) -> list[SourceFile]:
 
 def _begins_encrypted(file: SourceFile) -> bool:
     try:
-        with storage_of(file.path).open(file.path, file.size, file.version) as source:
+        with open_storage(file.path).open(file.path, file.size, file.version) as source:
             return source.read(0, len(layout.MAGIC)) == layout.MAGIC
     except FileNotFoundError:
         return False
@@ -195,7 +195,7 @@ def is_encrypted(name: str) -> bool:
 def list_file(path: str) -> Listed:
     """Return one file as ``list_files`` does. Raises OSError."""
     path = absolute(path)
-    status = storage_of(path).statuses(path.rpartition("/")[0], 1, follow=True)(path)
+    status = open_storage(path).statuses(path.rpartition("/")[0], 1, follow=True)(path)
     if status is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     return Listed(path, *status)

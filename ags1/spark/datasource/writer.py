@@ -35,7 +35,7 @@ from ..jobs.selection import SUFFIX
 from ..keys import FileKeys
 from ..ledger import Row, ledger_location
 from ..paths import local_path
-from ..storage.choice import absolute, storage_of
+from ..storage.places import absolute, open_storage
 from ..workers import end_of_task
 from . import staging
 from .encrypted_files import encrypted_below
@@ -128,7 +128,7 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         writes to the ledger for long; then the job leaves no new file."""
         files = files_of(messages)
         folder = self._target.folder
-        storage_of(folder).make_root(folder)
+        open_storage(folder).make_root(folder)
         if self._target.ledger is None:
             _commit_with_sidecars(folder, files, overwrite=self._overwrite)
         else:

@@ -29,8 +29,8 @@ from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..registration import register_source
 from ..table_access import open_of_options
-from .reader import TableReader, scan_of
-from .snapshots import Pin, pin_of
+from .reader import TableReader, build_scan
+from .snapshots import Pin, resolve_pin
 from .writer import TableWriter
 
 NAME = "ags1-iceberg"
@@ -56,8 +56,8 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         ValueError for a column or snapshot that does not exist."""
         self._check(known.READ)
         table = open_of_options(self.options)
-        self._pin = pin_of(table, self.options)
-        return spark_schema(ScanJob.columns(scan_of(table, self.options, self._pin)))
+        self._pin = resolve_pin(table, self.options)
+        return spark_schema(ScanJob.columns(build_scan(table, self.options, self._pin)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(known.READ)

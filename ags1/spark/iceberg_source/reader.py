@@ -28,19 +28,19 @@ from ..table_access import TableByOptions, open_of_options
 from ..workers import end_of_task
 from .column_names import name_now, naming
 from .filters import as_in_spark, parse_filter
-from .snapshots import Pin, pin_of
+from .snapshots import Pin, resolve_pin
 
 
-def scan_of(table: EncryptedTable, options: Mapping[str, str], pin: Pin | None = None) -> Scan:
+def build_scan(table: EncryptedTable, options: Mapping[str, str], pin: Pin | None = None) -> Scan:
     """Return the scan that the options describe, of the version ``pin``; by default, of the one
     that the options name. Raises ValueError, also for a column or a version that does not exist,
     and UnsupportedTypeError."""
-    pin = pin or pin_of(table, options)
+    pin = pin or resolve_pin(table, options)
     pin.check(table)
     schema = table.schemas()[pin.schema_id]
     chosen = pin.of_own_columns
     frame = schema if chosen is None else table.scan(snapshot_id=chosen).projection()
-    row_filter = row_filter_of(options, schema=schema, frame=frame)
+    row_filter = parse_option_filter(options, schema=schema, frame=frame)
     own_name = naming(options, frame)
     columns = tuple(map(own_name, opt.names(options.get("columns")))) or ("*",)
     scan: Scan
@@ -59,7 +59,7 @@ def scan_of(table: EncryptedTable, options: Mapping[str, str], pin: Pin | None =
     return scan
 
 
-def row_filter_of(
+def parse_option_filter(
     options: Mapping[str, str],
     name: str = "filter",
     schema: Schema | None = None,
@@ -132,7 +132,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[TablePartition]:
         """Plan the scan. Raises as ``EncryptedScan.plan_files``."""
         table = open_of_options(self._options)
-        scan = scan_of(table, self._options, self._pin)
+        scan = build_scan(table, self._options, self._pin)
         tasks = scan.plan_files()
         if not tasks:
             return [TablePartition(None, [])]

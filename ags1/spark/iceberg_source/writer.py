@@ -36,7 +36,7 @@ from ..arrow_rows import arrow_schema, conform
 from ..table_access import TableByOptions, open_of_options
 from ..workers import end_of_task
 from .column_names import as_in_table, named
-from .reader import row_filter_of
+from .reader import parse_option_filter
 
 _STATIC, _DYNAMIC = "static", "dynamic"
 _MODE_OPTIONS = ("overwrite-mode", "partitionoverwritemode")
@@ -70,7 +70,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         super().__init__()
         opt.refuse_secrets(options)
         self._mode = _overwrite_mode(options, overwrite=overwrite)
-        row_filter_of(options, "overwrite-filter")
+        parse_option_filter(options, "overwrite-filter")
         table = _existing(options)
         table.output()  # raises if the table cannot be written to
         self._options = dict(options)
@@ -108,7 +108,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 return
             row_filter = None
             if self._overwrite:
-                row_filter = row_filter_of(options, "overwrite-filter", table.schema())
+                row_filter = parse_option_filter(options, "overwrite-filter", table.schema())
             self._job.stage(transaction, added, *place, row_filter)
 
     def _is_dynamic(self, messages: list[WrittenFiles | None]) -> bool:

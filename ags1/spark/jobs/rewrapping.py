@@ -20,7 +20,7 @@ from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
 from ..ledger import Ledger, Row, ledger_location
 from .report import Summary
-from .running import Conduct, Job
+from .running import Job, JobOptions
 from .work import cause
 
 REWRAP = "rewrap"
@@ -65,7 +65,7 @@ def rewrap_ledger(
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
     at = ledger_location(ledger)
-    with Job(spark, REWRAP, "", at, Conduct(durable=durable, cores=cores)) as job:
+    with Job(spark, REWRAP, "", at, JobOptions(durable=durable, cores=cores)) as job:
         if to_kms is None:  # otherwise an earlier run may have done them all
             batches = job.ledger.rows_between(0, None, ("key_metadata",))
             keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)

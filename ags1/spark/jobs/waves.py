@@ -29,8 +29,8 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys, as_text
 from ..ledger import DONE, Ledger, Row
-from ..storage.choice import storage_of
 from ..storage.pieces import Item, target_size
+from ..storage.places import open_storage
 from ..storage.protocol import JobEndedError, Staging
 from ..workers import task_context
 from . import planning
@@ -89,7 +89,7 @@ class Waves:
         self.new_folders: set[str] = set()
         self.has_pending_batch = False
         self._staging = staging
-        self._storage = storage_of(staging.root)
+        self._storage = open_storage(staging.root)
         self._ledger = ledger
         self._report = report
         self._group = group
@@ -110,7 +110,7 @@ class Waves:
         left."""
         group, report = self._group(), self._report
         paths = itertools.chain((self._staging.root,), (item.source for item in items))
-        remote = any(storage_of(path).is_remote for path in paths)
+        remote = any(open_storage(path).is_remote for path in paths)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, group.cores, file_cost)
         pace = Pace(group.cores)
@@ -318,7 +318,7 @@ def naming_ledger(ledger: Ledger) -> Iterator[None]:
 def _staged(
     staging: Staging, cut: Collection[int], items: list[Item]
 ) -> list[tuple[int, str | OSError | None]]:
-    return list(storage_of(staging.root).stage(staging, items, cut).items())
+    return list(open_storage(staging.root).stage(staging, items, cut).items())
 
 
 def _each(

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..._gcm import random_bytes
-from ..filesystems import filesystem_of, host_url_of, os_errors, refuse_chain
+from ..filesystems import host_url_of, open_filesystem, os_errors, refuse_chain
 from .store import exists
 
 # Requests at a time.
@@ -34,7 +34,7 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         refuse_chain(url)
         self.url = url.rstrip("/")
-        self._fs = filesystem_of(host_url_of(url))
+        self._fs = open_filesystem(host_url_of(url))
         with os_errors(self.url):
             self._root = str(self._fs._strip_protocol(self.url))
 
