@@ -36,7 +36,8 @@ from ags1.errors import AuthenticationError, KmsConfigurationError, KmsError
 from ags1.iceberg import EncryptedTable, load_catalog
 from ags1.iceberg import verify_table as verify_here
 from ags1.iceberg.distributed import executors
-from ags1.iceberg.distributed.tasks import Checking, JobTable, OldFile, Rewriting
+from ags1.iceberg.distributed.sealed import SentRecord
+from ags1.iceberg.distributed.tasks import Checking, JobTable, Rewriting
 from ags1.iceberg.operations.rekey import Choice, Rekeying
 from ags1.iceberg.operations.rewrite import Rewriter
 from ags1.iceberg.operations.verify.findings import TableVerification
@@ -583,13 +584,13 @@ def test_a_migration_that_was_interrupted_is_gone_on_with(
     new = {path for path in stored_files(tmp_path) - before if not path.endswith(".journal")}
     assert len(new) == 3
     sent: list[str] = []
-    travel = OldFile.of
+    travel = SentRecord.of
 
-    def spying(number: int, location: str, file: Any, job: Any) -> OldFile:
+    def spying(file: Any, names: Iterable[str], job: Any) -> SentRecord:
         sent.append(file.file_path)
-        return travel(number, location, file, job)
+        return travel(file, names, job)
 
-    monkeypatch.setattr(OldFile, "of", spying)
+    monkeypatch.setattr(SentRecord, "of", spying)
     result = tables.migrate_table(session, "db.t", "default", options)
     assert (result.files, len(sent)) == (7, 4)
     table = catalog.load_table("db.t")

@@ -35,8 +35,8 @@ from ..storage.table_files import TableFiles
 from ..table import EncryptedTable
 from ..write.executors import Done
 from ..write.reencryption import new_location
-from .sealed import JobKey
-from .tasks import Checking, Failed, JobTable, NewFile, OldFile, Rewriting, SentCheck
+from .sealed import JobKey, SentRecord
+from .tasks import OLD_FIELDS, Checking, JobTable, NewFile, OldFile, Rewriting, SentCheck
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -163,7 +163,7 @@ class FileRewrites:
 
         failure: Exception | None = None
 
-        def sent() -> Iterator[tuple[OldFile, int]]:
+        def old_files() -> Iterator[tuple[OldFile, int]]:
             # The largest first, so that none of them is left for the end.
             for file in sorted(files, key=lambda f: f.file_size_in_bytes, reverse=True):
                 if failure is not None:
@@ -171,18 +171,19 @@ class FileRewrites:
                 number = next(self._numbers)
                 under_way[number] = file
                 location = new_location(file, locations, f"{self._job_id}-{number}")
-                yield OldFile.of(number, location, file, job), file.file_size_in_bytes
+                sent = SentRecord.of(file, OLD_FIELDS, job)
+                yield OldFile(number, location, sent), file.file_size_in_bytes
 
         work = Rewriting(self._job_table, manager.table_key_id, key_size, key, self._is_plain)
-        with closing(self._runner.run(sent(), work, _nothing)) as results:
-            result: NewFile | Failed
+        with closing(self._runner.run(old_files(), work, _nothing)) as results:
+            result: NewFile
             for result in results:
-                if isinstance(result, Failed):
+                if result.sent is None:
                     # No other file is sent. Those under way are completed.
                     failure = failure or result.error
                     continue
                 old = under_way.pop(result.number)
-                new = result.replacing(old, job)
+                new = old.replace(**result.sent.fields_with_key(job))
                 output.note(new.file_path)
                 self._used.add(_name(new.file_path))
                 on_done(old, new)

@@ -13,7 +13,7 @@ import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
 from ...keys.cache import KekCache
@@ -115,8 +115,8 @@ class Checking:
 
 
 # What a task needs of a file that it rewrites: neither its partition nor its bounds.
-_OLD = "content file_path file_format record_count file_size_in_bytes column_sizes".split()
-_NEW = "file_path file_size_in_bytes column_sizes split_offsets".split()
+OLD_FIELDS = "content file_path file_format record_count file_size_in_bytes column_sizes".split()
+_NEW_FIELDS = "file_path file_size_in_bytes column_sizes split_offsets".split()
 
 
 class OldFile(NamedTuple):
@@ -127,35 +127,13 @@ class OldFile(NamedTuple):
     location: str
     sent: SentRecord
 
-    @classmethod
-    def of(cls, number: int, location: str, file: ContentFile, job: KeyEncryptionKey) -> OldFile:
-        """Raises KeyMetadataError."""
-        return cls(number, location, SentRecord.of(file, _OLD, job))
-
-    def open(self, job: KeyEncryptionKey) -> ContentFile:
-        """Return the file's record with its key. Raises AuthenticationError."""
-        return ContentFile.of(partition=(), **self.sent.fields_with_key(job))
-
 
 class NewFile(NamedTuple):
-    """What a task reports of a file that it has written."""
+    """What a task reports of a file that it has written, or why it could not write it."""
 
     number: int
-    sent: SentRecord
-
-    def replacing(self, old: ContentFile, job: KeyEncryptionKey) -> ContentFile:
-        """Return the new file's record, made from the old one's. Raises AuthenticationError."""
-        return old.replace(**self.sent.fields_with_key(job))
-
-
-class Failed(NamedTuple):
-    """A file that could not be rewritten, and why."""
-
-    number: int
-    error: Exception
-
-
-Rewritten: TypeAlias = "NewFile | Failed"
+    sent: SentRecord | None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +147,7 @@ class Rewriting:
     key: JobKey
     is_plain: bool
 
-    def __call__(self, tasks: Iterable[list[OldFile]]) -> Iterator[list[Rewritten]]:
+    def __call__(self, tasks: Iterable[list[OldFile]]) -> Iterator[list[NewFile]]:
         source = open_files(self.table, self.table_key_id, self.key_size, self.is_plain)
         job = self.key.open(source.keys.cache)
         output = TableOutput(source.inner, source.location_map)
@@ -177,18 +155,20 @@ class Rewriting:
         attempt = secrets.token_hex(8)
         try:
             for task in tasks:
-                results: list[Rewritten] = []
+                results: list[NewFile] = []
                 for file in task:
                     stem, _, suffix = file.location.rpartition(".")
                     location = f"{stem}-{attempt}.{suffix}"
                     try:
-                        new = rewrite_file(file.open(job), source, output, location)
+                        old = ContentFile.of(partition=(), **file.sent.fields_with_key(job))
+                        new = rewrite_file(old, source, output, location)
                     except KMS_UNUSABLE:
                         raise
                     except EXPECTED as error:
-                        results.append(Failed(file.number, error))
+                        results.append(NewFile(file.number, None, error))
                         break
-                    results.append(NewFile(file.number, SentRecord.of_new(new, _NEW, job)))
+                    sent = SentRecord.of_new(new, _NEW_FIELDS, job)
+                    results.append(NewFile(file.number, sent))
                 yield results
         except BaseException:
             # The driver will not learn their names.

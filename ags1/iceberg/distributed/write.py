@@ -7,7 +7,7 @@ of the job. Knows nothing of who runs the tasks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -61,57 +61,43 @@ class WriteJob:
         job = self.key.open(table.files.keys.cache)
         return [SentRecord.of_new(record, SENT_FIELDS, job) for record in records]
 
-    def open_files(
-        self, transaction: EncryptedTransaction, table: EncryptedTable, sent: Iterable[SentRecord]
-    ) -> list[ContentFile]:
-        """Return the files that tasks have written. If the transaction fails, it deletes them.
-        Raises KmsError, AuthenticationError."""
-        sent = list(sent)
-        for file in sent:
-            transaction.output.note(file.path)
-        job = self.key.open(table.files.keys.cache)
-        return [ContentFile.of(**file.fields_with_key(job)) for file in sent]
-
     def stage(
         self,
         transaction: EncryptedTransaction,
-        added: list[ContentFile],
+        table: EncryptedTable,
+        sent: Sequence[SentRecord],
         properties: Mapping[str, str],
         branch: str,
         row_filter: BooleanExpression | None = None,
+        *,
+        replaces_partitions: bool = False,
     ) -> None:
-        """Add files, and delete the rows that ``row_filter`` matches."""
+        """Add the files that tasks have written, in one snapshot, and delete the rows that
+        ``row_filter`` matches or, with ``replaces_partitions``, replace the partitions that the
+        files belong to: no files replace none. If the transaction fails, it deletes the files.
+        Raises KmsError, AuthenticationError."""
+        for file in sent:
+            transaction.output.note(file.path)
+        job = self.key.open(table.files.keys.cache)
+        added = [ContentFile.of(**file.fields_with_key(job)) for file in sent]
 
         def change(view: TableView) -> FileChange:
             if row_filter is None:
                 return FileChange(added=added)
             return transaction.deleting(view, row_filter, True, added)
 
+        recheck = None
+        if replaces_partitions:
+            if not added:
+                return
+            replacement = PartitionReplacement(added)
+            change, recheck = replacement.change, replacement.recheck
+            properties = {**properties, **SUMMARY}
         output = transaction.output
-        transaction.stage_step(SnapshotStep(output, change, properties, branch, always=True))
-
-    def stage_partitions(
-        self,
-        transaction: EncryptedTransaction,
-        added: list[ContentFile],
-        properties: Mapping[str, str],
-        branch: str,
-    ) -> None:
-        """Replace the partitions that files belong to. No files replace none."""
-        if not added:
-            return
-        replacement = PartitionReplacement(added)
-        step = SnapshotStep(
-            transaction.output,
-            replacement.change,
-            {**properties, **SUMMARY},
-            branch,
-            always=True,
-            recheck=replacement.recheck,
-        )
+        step = SnapshotStep(output, change, properties, branch, always=True, recheck=recheck)
         transaction.stage_step(step)
 
-    def discard(self, table: EncryptedTable, sent: Iterable[SentRecord]) -> None:
+    def discard(self, table: EncryptedTable, sent: Sequence[SentRecord]) -> None:
         """Delete the files of the job, also of tasks that died before they could report."""
         output = TableOutput(table.files.inner)
         output.discard([file.path for file in sent])

@@ -91,8 +91,12 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         ``EncryptedTransaction.commit_transaction``. After ``abort`` no file is left, unless the
         outcome of the commit is unknown."""
         options = self._options
+        row_filter = None
         try:
             table = open_of_options(options)
+            is_dynamic = self._is_dynamic(messages)
+            if self._overwrite:
+                row_filter = parse_option_filter(options, "overwrite-filter", table.schema())
             transaction = table.transaction()
         except Exception:
             # Spark calls ``abort`` in another process, which knows nothing but this file.
@@ -101,15 +105,15 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             raise
         # The transaction deletes its files if they certainly do not belong to the table.
         with transaction:
-            added = self._job.open_files(transaction, table, _files_of(messages))
-            place = snapshot_properties(options), options.get("branch") or MAIN_BRANCH
-            if self._is_dynamic(messages):
-                self._job.stage_partitions(transaction, added, *place)
-                return
-            row_filter = None
-            if self._overwrite:
-                row_filter = parse_option_filter(options, "overwrite-filter", table.schema())
-            self._job.stage(transaction, added, *place, row_filter)
+            self._job.stage(
+                transaction,
+                table,
+                _files_of(messages),
+                snapshot_properties(options),
+                options.get("branch") or MAIN_BRANCH,
+                row_filter,
+                replaces_partitions=is_dynamic,
+            )
 
     def _is_dynamic(self, messages: list[WrittenFiles | None]) -> bool:
         """Whether the partitions of the new rows are replaced. Raises ValueError if the session
