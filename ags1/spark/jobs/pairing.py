@@ -81,4 +81,4 @@ def _with_keys_of(old: bytes, ours: Sidecar, path: str, *, may_replace: bool) ->
     try:
         return with_keys_of(ours, present, path)
     except KeyMetadataError as error:
-        raise OSError(errno.EINVAL, error.message, path) from None
+        raise OSError(errno.EINVAL, f"{error.message}: {path}", path) from None
