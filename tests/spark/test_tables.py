@@ -670,7 +670,7 @@ def test_no_key_travels(
     run = JobGroup.run
 
     def spying(self: Any, tasks: Any, work: Any, costs: Any) -> Any:
-        sent.append(pickle.dumps((tasks, work.table, work.key)))
+        sent.append(pickle.dumps((tasks, work)))
         results = run(self, tasks, work, costs)
         sent.append(pickle.dumps(results))
         return results

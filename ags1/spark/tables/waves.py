@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import uuid4
 
 from ..jobs.group import JobGroup
@@ -20,11 +21,23 @@ from ..workers import end_of_task
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Costed: TypeAlias = "tuple[Item, int]"
+Work: TypeAlias = "Callable[[Iterable[list[Item]]], Iterator[list[Result]]]"
 
 # Bytes that a task reads: the least that is worth a task, even for an idle core, and the most.
 _LEAST_COST = 8 << 20
 _TASK_COST = 128 << 20
 _TASKS_PER_CORE = 4
+
+
+@dataclass(frozen=True)
+class _InTask(Generic[Item, Result]):
+    """``work`` in a task of Spark; picklable."""
+
+    work: Work[Item, Result]
+
+    def __call__(self, tasks: Iterable[list[Item]]) -> Iterator[list[Result]]:
+        yield from self.work(tasks)
+        end_of_task()
 
 
 class WaveRunner:
@@ -43,7 +56,7 @@ class WaveRunner:
     def run(
         self,
         items: Iterable[Costed[Item]],
-        work: Callable[[Iterable[list[Item]]], Iterator[list[Result]]],
+        work: Work[Item, Result],
         tick: Callable[[], object],
     ) -> Generator[Result, None, None]:
         """Yield the results of ``work``, which gets lists of items, for all items. Each item comes
@@ -52,12 +65,10 @@ class WaveRunner:
         raises. Raises as ``JobGroup.run``, and what ``items`` raises."""
         group = self._group
 
-        def work_and_end(tasks: Iterable[list[Item]]) -> Iterator[list[Result]]:
-            yield from work(tasks)
-            end_of_task()
-
         def run(tasks: list[Costed[list[Item]]]) -> list[list[Result]]:
-            return group.run([task for task, _ in tasks], work_and_end, [size for _, size in tasks])
+            return group.run(
+                [task for task, _ in tasks], _InTask(work), [size for _, size in tasks]
+            )
 
         with closing(group.run_waves(_waves(items, group.cores), run, tick)) as finished:
             for _, results in finished:
