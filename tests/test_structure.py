@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
+import pytest
 from conftest import FIRST
+
+from ags1.iceberg import distributed
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 LINES_OF_A_MODULE = 700
+NAMES_FOR_SPARK = 20
 # Tests of the modules in ags1/ itself, and of ags1 as a whole beside other implementations.
 OTHER_FOLDERS = {"format", "interop", "peers"}
 
@@ -18,6 +23,20 @@ MODULES = sorted((ROOT / "ags1").rglob("*.py"))
 def test_no_module_is_too_long() -> None:
     for path in (*MODULES, *(ROOT / "ags1").rglob("*.pyx")):
         assert path.read_text().count("\n") <= LINES_OF_A_MODULE, path
+
+
+def test_the_door_between_spark_and_tables_is_narrow() -> None:
+    """The linter lets ags1.spark import this module of ags1.iceberg alone."""
+    names: set[str] = set()
+    for path in (ROOT / "ags1" / "spark").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "iceberg.distributed":
+                names.update(name.name for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and "iceberg" in (node.module or "").split("."):
+                pytest.fail(f"{path} imports {node.module}")
+    assert len(names) > 15
+    assert names == set(distributed.__all__)
+    assert len(names) <= NAMES_FOR_SPARK
 
 
 def test_the_tests_folders_are_those_of_the_packages() -> None:

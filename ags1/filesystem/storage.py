@@ -25,7 +25,14 @@ from fsspec.asyn import sync
 
 from ..atomic import AtomicFile
 from ..errors import KeyMetadataError
-from ..keys.pairs import PresentSidecar, check_link, publish_pair, remove_pair, with_keys_of
+from ..keys.pairs import (
+    PresentSidecar,
+    check_link,
+    publish_in_order,
+    publish_pair,
+    remove_pair,
+    with_keys_of,
+)
 from ..keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_beside, sidecar_path
 from ..process import PerProcess
 from ..source import regular_file
@@ -240,15 +247,12 @@ class Remote:
         if version is not None and not overwrite:
             raise FileExistsError(path)
         first = with_keys_of(sidecar, old, name)
-        self._write(name, first)
-        try:
-            put()
-        except BaseException:
-            # The request may have been carried out although it failed. Then both keys stay.
-            with contextlib.suppress(Exception):
-                if self._content(path) == version:
-                    self._take_back(name, first, old)
-            raise
+        publish_in_order(
+            lambda: self._write(name, first),
+            put,
+            is_published=lambda: self._is_changed(path, version),
+            take_back=lambda: self._take_back(name, first, old),
+        )
         if overwrite and first != sidecar:
             present = self._present(name)
             if present is None:
@@ -257,17 +261,22 @@ class Remote:
             elif present.data == first.to_bytes():
                 self._write(name, sidecar)
 
-    def _take_back(self, name: str, written: Sidecar, old: PresentSidecar | None) -> None:
-        if not self._holds(name, written):
-            return
-        if old is None:
-            self._fs.rm_file(name)
-        else:
-            self._fs.pipe_file(name, old.data)
+    def _is_changed(self, path: str, version: str | None) -> bool:
+        """Whether a request that failed may have been carried out. Then both keys stay."""
+        try:
+            return self._content(path) != version
+        except Exception:
+            return True
 
-    def _holds(self, name: str, written: Sidecar) -> bool:
-        present = self._present(name)
-        return present is not None and present.data == written.to_bytes()
+    def _take_back(self, name: str, written: Sidecar, old: PresentSidecar | None) -> None:
+        with contextlib.suppress(Exception):
+            present = self._present(name)
+            if present is None or present.data != written.to_bytes():
+                return
+            if old is None:
+                self._fs.rm_file(name)
+            else:
+                self._fs.pipe_file(name, old.data)
 
     def _write(self, name: str, sidecar: Sidecar) -> None:
         self._fs.pipe_file(name, sidecar.to_bytes())
@@ -287,10 +296,7 @@ class Remote:
             return None
         if isinstance(start, Exception):
             raise start
-        try:
-            return PresentSidecar(start, Sidecar.from_bytes(start))
-        except KeyMetadataError:
-            return PresentSidecar(start, None)
+        return PresentSidecar.of(start)
 
     def _sidecar(self, path: str) -> Sidecar:
         (start,) = self.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])

@@ -40,7 +40,8 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from .. import private_file
@@ -56,6 +57,14 @@ class PresentSidecar(NamedTuple):
 
     data: bytes
     sidecar: Sidecar | None
+
+    @classmethod
+    def of(cls, data: bytes) -> PresentSidecar:
+        """Return what these bytes are."""
+        try:
+            return cls(data, Sidecar.from_bytes(data))
+        except KeyMetadataError:
+            return cls(data, None)
 
 
 def publish_pair(
@@ -81,17 +90,39 @@ def publish_pair(
             takes_orphans = takes_orphans and not is_sent
             old = locks.enter_context(_orphan(sidecar_file)) if takes_orphans else None
             first = with_keys_of(sidecar, old, sidecar_file)
-        try:
+
+        def add_key() -> None:
             if not overwrite or is_sent:
                 write_sidecar(sidecar_file, first, overwrite=old is not None, durable=durable)
-            publish(staged, target, overwrite=overwrite, durable=durable)
-        except BaseException:
+
+        publish_in_order(
+            add_key,
+            partial(publish, staged, target, overwrite=overwrite, durable=durable),
             # Ctrl-C may come when the file has its name already.
-            if not _is_file(target, status):
-                take_back(sidecar_file, first, old)
-            raise
+            is_published=lambda: _is_file(target, status),
+            take_back=lambda: take_back(sidecar_file, first, old),
+        )
         if overwrite and first != sidecar:
             write_sidecar(sidecar_file, sidecar, overwrite=True, durable=durable)
+
+
+def publish_in_order(
+    add_key: Callable[[], object],
+    publish: Callable[[], object],
+    *,
+    is_published: Callable[[], bool],
+    take_back: Callable[[], object],
+) -> None:
+    """Steps 2 and 3 in any storage: first ``add_key`` writes the sidecar, with the keys of the file
+    that is there; then ``publish`` gives the new file its name. If one of them fails, and the file
+    does not have its name all the same, ``take_back`` undoes the first. The caller does step 4."""
+    try:
+        add_key()
+        publish()
+    except BaseException:
+        if not is_published():
+            take_back()
+        raise
 
 
 def _replace_sidecar(
@@ -226,10 +257,7 @@ def present_sidecar(path: str) -> PresentSidecar | None:
         data, _ = private_file.read(path, MAX_SIDECAR_SIZE)
     except FileNotFoundError:
         return None
-    try:
-        return PresentSidecar(data, Sidecar.from_bytes(data))
-    except KeyMetadataError:
-        return PresentSidecar(data, None)
+    return PresentSidecar.of(data)
 
 
 def take_back(path: str, written: Sidecar, old: PresentSidecar | None) -> None:

@@ -10,17 +10,18 @@ a KMS are sent to them (``keys``). Users import these names:
     queries          ``read_table`` and ``count``, which this package also exports
     sql_session      ``session`` and ``configure``, exported too: Spark SQL on encrypted tables
 
-Imports point down these floors only:
+Tables are the work of ``ags1.iceberg.distributed``, the one package of ``ags1.iceberg`` that is
+imported here. Imports point down these floors only:
 
     tables
     queries      sql_session
     datasource   iceberg_source   sql_catalog
-                 table_access   a table that each process opens for itself, and wrapped keys
+                 table_access   a table that each process opens for itself
     jobs
     storage      where files lie: mounted folders, S3, other file systems of fsspec
     ledger       what became of each file, and its wrapped key: a folder, or objects
     known_options
-    options  keys  paths  splits  workers  stream_failures  registration  arrow_rows  iceberg_api
+    options  keys  paths  splits  workers  stream_failures  registration  arrow_rows
     plugin       the jars for Spark SQL; ``jar`` is exported
 
 This package itself imports neither PySpark nor Arrow, until one of the functions is named that

@@ -40,7 +40,7 @@ def host_url_of(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}"
 
 
-def filesystem_of(host_url: str) -> Any:
+def open_filesystem(host_url: str) -> Any:
     """Return the file system that fsspec has for a URL's scheme, with the credentials that this
     process finds. Raises OSError if it cannot be used."""
     with os_errors(host_url):

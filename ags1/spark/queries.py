@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyspark.sql.types import LongType, StructField, StructType
 
+from ..iceberg.distributed import ScanJob
 from . import known_options as known
 from . import options as opt
 from .arrow_rows import arrow_schema, spark_schema
-from .iceberg_api import as_stored
-from .iceberg_source.reader import TablePartition, count_of, partitions_of, rows_of, scan_of
+from .iceberg_source.reader import TablePartition, build_scan, plan_partitions
 from .table_access import open_of_options
 from .workers import end_of_task
 
@@ -65,13 +64,13 @@ def read_table(
     """
     given = _options(table, options, columns, where, snapshot, branch)
     opened = open_of_options(given)
-    scan = scan_of(opened, given)
-    schema = spark_schema(schema_to_pyarrow(as_stored(scan.projection()), include_field_ids=False))
+    scan = build_scan(opened, given)
+    schema = spark_schema(ScanJob.columns(scan))
     tasks = scan.plan_files()
     rows = sum(task.file.record_count for task in tasks)
     wanted = arrow_schema(schema)
-    parts = partitions_of(opened, given, scan, tasks) if tasks else []
-    return frame_of(spark, parts, rows, lambda part: rows_of(part, wanted), schema)
+    parts = plan_partitions(opened, given, scan, tasks) if tasks else []
+    return build_frame(spark, parts, rows, lambda part: part.batches(wanted), schema)
 
 
 def count(
@@ -91,20 +90,22 @@ def count(
     """
     given = _options(table, options, None, where, snapshot, branch)
     opened = open_of_options(given)
-    scan = scan_of(opened, given)
+    scan = build_scan(opened, given)
     if spark is None:
         whole: int = scan.count()
         return whole
     known_rows, tasks = scan.count_by_manifests()
     if not tasks:
         return known_rows
-    parts = partitions_of(opened, given, scan, tasks, Schema())
+    parts = plan_partitions(opened, given, scan, tasks, Schema())
     wanted = arrow_schema(_COUNT)
 
     def counted(part: TablePartition) -> Iterator[pa.RecordBatch]:
-        yield pa.record_batch([pa.array([count_of(part)], pa.int64())], schema=wanted)
+        assert part.job is not None
+        number = part.job.count(part.tasks)
+        yield pa.record_batch([pa.array([number], pa.int64())], schema=wanted)
 
-    frame = frame_of(spark, parts, len(parts), counted, _COUNT)
+    frame = build_frame(spark, parts, len(parts), counted, _COUNT)
     return int(known_rows + sum(row[0] for row in frame.collect()))
 
 
@@ -145,7 +146,7 @@ def _joined(columns: Iterable[str]) -> str:
     return ",".join(names)
 
 
-def frame_of(
+def build_frame(
     spark: Any,
     parts: list[TablePartition],
     rows: int,

@@ -16,11 +16,11 @@ from typing import Any
 from pyiceberg.catalog import infer_catalog_type
 
 from ..errors import KmsConfigurationError
+from ..iceberg.distributed import configured_properties
 from ..kms.properties import Properties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, PY_KMS_IMPL, built_in_type, names_kms
 from ..kms.settings import FILE, KEYRING, PASSPHRASE_FILE
 from . import options as opt
-from .iceberg_api import configured_properties
 
 _CLASSES = {
     "sql": "Jdbc",

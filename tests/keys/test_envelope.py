@@ -17,6 +17,8 @@ import pytest
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError
 from ags1._messages import open as open_sealed
 from ags1._messages import seal
+from ags1.iceberg.distributed import sealed
+from ags1.iceberg.distributed.sealed import JobKey, unwrap_key
 from ags1.iceberg.operations import journal
 from ags1.keys import (
     EncryptedKey,
@@ -30,8 +32,6 @@ from ags1.keys import (
 from ags1.keys import sidecar as sidecar_module
 from ags1.keys.envelope import KEY_TIMESTAMP, encryption_keys_to_dicts, parse_encryption_keys
 from ags1.kms import GeneratedKey
-from ags1.spark import table_access
-from ags1.spark.table_access import JobKey, unwrap_key
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 WRAPPED = json.loads((VECTORS / "wrapped.json").read_text())
@@ -163,14 +163,14 @@ PURPOSES: dict[str, tuple[Callable[[EncryptedKey, EncryptedKey], object], bytes]
     "a manifest list": (as_manifest_list, b""),
     "a sidecar": (as_sidecar, sidecar_module._PURPOSE),
     "a journal": (as_journal, journal._PURPOSE),
-    "a Spark job": (as_job, table_access._JOB),
+    "a Spark job": (as_job, sealed._JOB),
 }
 # The path of a file is part of its purpose, and may end as another purpose does.
 for _, _purpose in list(PURPOSES.values()):
     _path = f"file{_purpose.decode()}"
     PURPOSES[f"{_path!r} in a Spark job"] = (
         as_file_of_job(_path),
-        table_access._FILE + _path.encode(),
+        sealed._FILE + _path.encode(),
     )
 
 

@@ -13,7 +13,7 @@ from pyiceberg.expressions.parser import parse as pyiceberg_s
 pytest.importorskip("pyspark")
 
 from ags1.spark.iceberg_source.filters import parse_filter
-from ags1.spark.iceberg_source.reader import row_filter_of
+from ags1.spark.iceberg_source.reader import parse_option_filter
 
 pytestmark = pytest.mark.spark
 
@@ -137,7 +137,7 @@ def test_filters_mean_what_spark_means(catalog: Any, rows: pa.Table) -> None:
 
     found = {}
     for text, _ in MEANT:
-        row_filter = row_filter_of({"filter": text}, schema=table.schema())
+        row_filter = parse_option_filter({"filter": text}, schema=table.schema())
         scanned = table.scan(row_filter).to_arrow()
         found[text] = sorted(scanned["n"].to_pylist())
 

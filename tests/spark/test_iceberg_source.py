@@ -22,6 +22,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from ags1.errors import TruncatedError
+from ags1.iceberg.distributed.sealed import SentRecord
 from ags1.iceberg.read.filters import bound_filter
 from ags1.iceberg.read.tasks import TaskReader
 
@@ -34,7 +35,7 @@ from ags1.iceberg.table import EncryptedTable
 from ags1.spark import iceberg_source
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.iceberg_source import writer as table_writer
-from ags1.spark.iceberg_source.reader import TableReader, scan_of
+from ags1.spark.iceberg_source.reader import TableReader, build_scan
 from ags1.spark.iceberg_source.writer import TableWriter
 
 pytestmark = pytest.mark.spark
@@ -225,7 +226,7 @@ def test_what_travels_has_no_key_in_it(catalog: Any, options: dict[str, str]) ->
     table.append(some_rows(0, 100))
     table.delete("id = 7")
     given = {**options, "path": "db.t"}
-    tasks = scan_of(table, given).plan_files()
+    tasks = build_scan(table, given).plan_files()
     keys = [f.key for task in tasks for f in (task.file, *task.delete_files)]
     reader = TableReader(given, spark_schema(some_rows(0, 1).schema))
 
@@ -371,7 +372,7 @@ def test_a_file_that_does_not_open_for_the_commit_leaves_nothing(
     table_of(catalog)
     before = stored_files(tmp_path)
     writer, messages = written(options)
-    monkeypatch.setattr(table_writer.SentRecord, "fields_with_key", _no_answer)
+    monkeypatch.setattr(SentRecord, "fields_with_key", _no_answer)
 
     with pytest.raises(OSError, match="no answer"):
         writer.commit(messages)
@@ -469,7 +470,7 @@ def split_reads(
     table: Any, part_size: int, **options: str
 ) -> Iterator[tuple[list[Any], list[list[Any]]]]:
     """Yield for each data file the rows read as a whole, and those of each split."""
-    scan = scan_of(table, options)
+    scan = build_scan(table, options)
     for task in scan.plan_files():
         bound = bound_filter(scan.row_filter, table.schema())
 

@@ -40,9 +40,9 @@ from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger
 from ags1.spark.ledger.rows import read_table, rows_of, table_of, to_parquet
 from ags1.spark.storage import local as local_storage
-from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
 from ags1.spark.storage.pieces import Item, Piece, target_size
+from ags1.spark.storage.places import find
 from ags1.spark.storage.protocol import Attempt, Staging
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from ags1.spark import jobs
 from ags1.spark.jobs.publishing import settle_pending
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import ENCRYPT, open_ledger
-from ags1.spark.storage import choice as storages
+from ags1.spark.storage import places as storages
 
 pytest.importorskip("requests")
 
@@ -34,7 +34,7 @@ class Hdfs:
 
     def __init__(self, root: str, spark: Any, kms: KmsConfig, ledger: Path) -> None:
         self.root, self.spark, self.kms, self.ledger = root, spark, kms, ledger
-        self.storage: Any = storages.storage_of(root)
+        self.storage: Any = storages.open_storage(root)
         self.fs = self.storage.fs
 
     def write(self, files: dict[str, bytes]) -> None:

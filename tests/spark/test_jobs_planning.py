@@ -22,7 +22,7 @@ from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import waves
 from ags1.spark.keys import KmsConfig
-from ags1.spark.storage.choice import storage_of
+from ags1.spark.storage.places import open_storage
 from ags1.spark.jobs.work import Result
 
 FOLDERS, FILES, SIZE, HUGE = 25, 10_000, 10_000, 100 << 30
@@ -76,11 +76,11 @@ def run_wave(self, wave, work):
     ]
 
 waves.Waves.run_wave = run_wave
-type(storage_of(folder)).gather = lambda *_: "staged"  # there are no files
+type(open_storage(folder)).gather = lambda *_: "staged"  # there are no files
 waves.published = lambda rows, **more: rows
 where = {"ledger": folder + "/ledger", "kms": kms, "key_id": "default", "durable": False}
 if sys.argv[2:] == ["again"]:  # the files are as the ledger says
-    local = storage_of(folder)
+    local = open_storage(folder)
     type(local).statuses = lambda *_, **__: lambda target: types.SimpleNamespace(
         size=HUGE if target.endswith("/huge.ags1") else SIZE)
 summary = jobs.encrypt_files(spark, "many://in", folder + "/out", **where)

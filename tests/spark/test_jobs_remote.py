@@ -23,11 +23,11 @@ from ags1.spark import jobs
 from ags1.spark.jobs import planning, waves
 from ags1.spark.jobs.group import JobGroup
 from ags1.spark.jobs.publishing import clear_again, published, settle_pending
-from ags1.spark.jobs.running import Conduct
+from ags1.spark.jobs.running import JobOptions
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row, open_ledger
-from ags1.spark.storage import choice as storages
+from ags1.spark.storage import places as storages
 from ags1.spark.storage import s3 as s3_storage
 from ags1.spark.storage.pieces import Item, Piece
 from ags1.spark.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
@@ -350,7 +350,7 @@ def test_a_storage_that_sends_all_where_a_range_is_asked_for(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places.write("s3", "in", a=3 * MIB)
-    storage = storages.storage_of(f"s3://{BUCKET}/in/a")
+    storage = storages.open_storage(f"s3://{BUCKET}/in/a")
     assert isinstance(storage, S3Storage)
     version = storage.status(f"s3://{BUCKET}/in/a").version
     call = type(storage.fs)._call_s3
@@ -376,7 +376,7 @@ def test_a_small_object_is_read_by_one_request(
             S3Storage, "get", lambda *given, of=requests, get=get: of.append(given) or get(*given)
         )
         path = places.url("s3", f"small/{name.replace('_', '/')}")
-        storage = storages.storage_of(path)
+        storage = storages.open_storage(path)
         with storage.open(path, *storage.status(path)) as source:
             assert source.read(0, 8) == data[:8]
             assert source.read(8, len(data)) == data[8:]
@@ -690,7 +690,7 @@ def test_names_are_given_again_by_second_attempts(
     monkeypatch.setattr("ags1.spark.jobs.waves._FEW_REQUESTS", 1)
     spark = SimpleNamespace(conf={"spark.speculation": speculation}, sparkContext=None)
     monkeypatch.setattr(JobGroup, "run", lambda group, parts, call: list(call(parts)))
-    conduct = Conduct(durable=False, cores=2)
+    conduct = JobOptions(durable=False, cores=2)
     job = jobs.Job(spark, ENCRYPT, "s3://bucket/sealed", str(places.ledger), conduct)
     with job.ledger:
         job._waves._spread(
@@ -775,7 +775,7 @@ class TestUploads:
 
     @pytest.fixture
     def staged(self, places: Places) -> tuple[S3Storage, Staging, Item, str]:
-        storage = storages.storage_of("s3://bucket/sealed")
+        storage = storages.open_storage("s3://bucket/sealed")
         assert isinstance(storage, S3Storage)
         staging = Staging("abc", "s3://bucket/sealed", True, True)
         item = Item(7, "", "s3://bucket/sealed/x", "x", 9 * MIB, "", 9 * MIB, unit=8)

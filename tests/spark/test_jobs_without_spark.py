@@ -48,9 +48,9 @@ from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import JobNote, Ledger, open_ledger
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage import remote
-from ags1.spark.storage.choice import find, storage_of
 from ags1.spark.storage.local import LocalStorage
 from ags1.spark.storage.pieces import Item, Piece
+from ags1.spark.storage.places import find, open_storage
 from ags1.spark.storage.protocol import Attempt, JobEndedError, Staging
 from ags1.spark.storage.remote import RemoteStorage
 from tests.aws_server import aws_server, dummy_environment
@@ -535,7 +535,7 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
     if is_cut:  # each write to a remote storage looks at the mark
         monkeypatch.setattr(remote, "_MARK_SECONDS", 0)
     root = f"memory://{tmp_path}/out" if where == "memory" else str(tmp_path / "out")
-    storage = storage_of(root)
+    storage = open_storage(root)
     keys = FileKeys.for_sealing(kms, "default")
     sources = [tmp_path / str(number) for number in range(len(sizes))]
     for path, size in zip(sources, sizes, strict=True):
@@ -596,7 +596,7 @@ class _LastFails(Encrypting):
 
 def test_a_task_that_fails_leaves_nothing_elsewhere(tmp_path: Path, kms: KmsConfig) -> None:
     root = f"memory://{tmp_path}/out"
-    storage, attempt = storage_of(root), Attempt("ab", "1", 0, root)
+    storage, attempt = open_storage(root), Attempt("ab", "1", 0, root)
     storage.mark("ab", root, durable=False)
     pieces = []
     for number in range(4):

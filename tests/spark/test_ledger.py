@@ -54,9 +54,9 @@ from ags1.spark.ledger.folder import FolderStore
 from ags1.spark.ledger.objects import ObjectStore
 from ags1.spark.ledger.rows import table_of
 from ags1.spark.ledger.state import Revisions
-from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
+from ags1.spark.storage import places as storages
 from ags1.spark.storage import remote as remote_storage
 from ags1.spark.storage.local import LOCAL, LocalStorage
 from ags1.spark.storage.packed import DigestMap
@@ -1111,7 +1111,7 @@ def _throttled(*_: object, **__: object) -> None:
     ],
 )
 def test_a_url_with_a_secret_in_it(url: str, message: str) -> None:
-    for call in (storages.storage_of, storages.absolute, lambda it: storages.find([it])):
+    for call in (storages.open_storage, storages.absolute, lambda it: storages.find([it])):
         with pytest.raises(KmsConfigurationError, match=message) as caught:
             call(url)
         assert "marker" not in str(caught.value)

@@ -26,7 +26,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ags1.errors import FormatError, KmsConfigurationError
-from ags1.spark.filesystems import filesystem_of, host_url_of
+from ags1.spark.filesystems import host_url_of, open_filesystem
 from ags1.spark.ledger import (
     DONE,
     ENCRYPT,
@@ -444,7 +444,7 @@ class TestRefused:
             return
         if url.startswith("webhdfs"):
             return  # a rename has no condition that could be ignored
-        fs = filesystem_of(host_url_of(url))
+        fs = open_filesystem(host_url_of(url))
         real = fs.pipe_file
         monkeypatch.setattr(fs, "pipe_file", lambda path, data, mode: real(path, data))
         with pytest.raises(OSError, match="no conditional writes"):

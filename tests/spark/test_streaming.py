@@ -35,8 +35,8 @@ from ags1.spark.jobs.publishing import settle_pending
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row, open_ledger
 from ags1.spark.options import sealing_keys as options_sealing_keys
-from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LocalSource
+from ags1.spark.storage.places import find
 from tests.aws_server import aws_server, dummy_environment
 
 pytestmark = pytest.mark.spark

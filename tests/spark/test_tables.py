@@ -35,6 +35,9 @@ from ags1.cli.exits import Exit
 from ags1.errors import AuthenticationError, KmsConfigurationError, KmsError
 from ags1.iceberg import EncryptedTable, load_catalog
 from ags1.iceberg import verify_table as verify_here
+from ags1.iceberg.distributed import executors
+from ags1.iceberg.distributed.sealed import SentRecord
+from ags1.iceberg.distributed.tasks import Checking, JobTable, Rewriting
 from ags1.iceberg.operations.rekey import Choice, Rekeying
 from ags1.iceberg.operations.rewrite import Rewriter
 from ags1.iceberg.operations.verify.findings import TableVerification
@@ -45,8 +48,8 @@ pytest.importorskip("pyspark")
 
 from ags1.spark import tables
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
-from ags1.spark.tables import executors, waves
-from ags1.spark.tables.tasks import Checking, OldFile, Rewriting
+from ags1.spark.table_access import TableByOptions
+from ags1.spark.tables import waves
 
 from .conftest import set_for_workers
 from .test_iceberg_source import JAVA_KMS, some_rows, stored_files, table_of
@@ -204,12 +207,17 @@ def _without_path(options: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name != "catalog"}
 
 
+def options_of(table: JobTable) -> dict[str, str]:
+    assert isinstance(table, TableByOptions)
+    return dict(table.options)
+
+
 class KilledChecking(Checking):
     """The first worker to have looked at files is killed before anybody hears of it."""
 
     def __call__(self, tasks: Iterable[list[Any]]) -> Iterator[list[Any]]:
         for result in super().__call__(tasks):
-            die_once(dict(self.table.options))
+            die_once(options_of(self.table))
             yield result
 
 
@@ -218,7 +226,7 @@ class KilledRewriting(Rewriting):
 
     def __call__(self, tasks: Iterable[list[Any]]) -> Iterator[list[Any]]:
         for result in super().__call__(tasks):
-            die_once(dict(self.table.options))
+            die_once(options_of(self.table))
             yield result
 
 
@@ -228,7 +236,7 @@ class SlowRewriting(Rewriting):
     def __call__(self, tasks: Iterable[list[Any]]) -> Iterator[list[Any]]:
         for task in tasks:
             for file in task:
-                Path(dict(self.table.options)["keyring"]).with_name("begun").touch()
+                Path(options_of(self.table)["keyring"]).with_name("begun").touch()
                 time.sleep(1)
                 yield from super().__call__([[file]])
 
@@ -369,13 +377,13 @@ def test_a_worker_that_is_killed_leaves_no_file_that_nobody_knows(
     expected = rows(table)
     monkeypatch.setattr(executors, "Rewriting", KilledRewriting)
     strays: list[str] = []
-    find = executors.SparkRewrites._unused
+    find = executors.FileRewrites._unused
 
     def spying(*arguments: Any) -> list[str]:
         strays.extend(find(*arguments))
         return strays
 
-    monkeypatch.setattr(executors.SparkRewrites, "_unused", spying)
+    monkeypatch.setattr(executors.FileRewrites, "_unused", spying)
 
     tables.rekey_table(session, "db.t", options)
 
@@ -461,7 +469,8 @@ def test_a_table_of_java_s_that_was_moved(session: Any, tmp_path: Path) -> None:
         "key": "keyA",
     }
     output = TableOutput(PyArrowFileIO(), {JAVA_LOCATION: str(tmp_path)})
-    with executors.SparkRewrites(session, options) as executor:
+    runner = waves.WaveRunner(session, None)
+    with executors.FileRewrites(runner, TableByOptions.of(options)) as executor:
         change = Rekeying(Rewriter(output, executor), Choice()).change(table.view())
         nobody_s = folder / "data" / f"{executor._job_id}-0-ff.parquet"
         nobody_s.write_bytes(b"PARE")
@@ -575,13 +584,13 @@ def test_a_migration_that_was_interrupted_is_gone_on_with(
     new = {path for path in stored_files(tmp_path) - before if not path.endswith(".journal")}
     assert len(new) == 3
     sent: list[str] = []
-    travel = OldFile.of
+    travel = SentRecord.of
 
-    def spying(number: int, location: str, file: Any, job: Any) -> OldFile:
+    def spying(file: Any, names: Iterable[str], job: Any) -> SentRecord:
         sent.append(file.file_path)
-        return travel(number, location, file, job)
+        return travel(file, names, job)
 
-    monkeypatch.setattr(OldFile, "of", spying)
+    monkeypatch.setattr(SentRecord, "of", spying)
     result = tables.migrate_table(session, "db.t", "default", options)
     assert (result.files, len(sent)) == (7, 4)
     table = catalog.load_table("db.t")
@@ -661,7 +670,7 @@ def test_no_key_travels(
     run = JobGroup.run
 
     def spying(self: Any, tasks: Any, work: Any, costs: Any) -> Any:
-        sent.append(pickle.dumps((tasks, work.table, work.key)))
+        sent.append(pickle.dumps((tasks, work)))
         results = run(self, tasks, work, costs)
         sent.append(pickle.dumps(results))
         return results

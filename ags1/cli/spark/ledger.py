@@ -12,7 +12,7 @@ from ..console import Output, counted
 from ..exits import Group
 from ..options import Paths, flag, output
 from .running import BulkCommand
-from .session import report_of
+from .session import build_report
 
 if TYPE_CHECKING:
     from ...spark.jobs.sidecars import Moved
@@ -241,7 +241,7 @@ def forget(ledger: str, job: str, out: Output) -> int:
 
 
 def _report(moved: Moved, text: str, name: str, out: Output) -> int:
-    report = report_of(moved.failures, out)
+    report = build_report(moved.failures, out)
     facts = {"done": moved.done, "known": moved.known, "failed": len(moved.failures)}
     text = text.format(counted(moved.done, name))
     text = f"{text}, {moved.known:,} were there already" if moved.known else text

@@ -15,7 +15,7 @@ from ..exits import EXPECTED, Command, Exit, Failure, ReaderGoneError, describe,
 from ..options import flag, grouped, output
 from ..report import facts_of, progress_line
 from ..results import DRY_RUN
-from .session import master, report_of, verbose, when_needed
+from .session import build_report, master, verbose, when_needed
 
 if TYPE_CHECKING:
     from ...spark.jobs import Summary
@@ -173,7 +173,7 @@ def run(function_name: str, how: RunOptions, *paths: Any, **more: Any) -> int:
 
 def _report(summary: Summary, how: RunOptions) -> int:
     out = how.out
-    report = report_of(summary.failures, out)
+    report = build_report(summary.failures, out)
     numbers = ("done", "unchanged", "skipped", "failed", "not_tried", "planned")
     is_empty = not any(getattr(summary, name) for name in numbers)
     code = report.exit_code or (Exit.NO_FILES if is_empty and not how.allow_empty else Exit.OK)

@@ -95,7 +95,7 @@ def kms_config(settings: Settings) -> KmsConfig:
     return KmsConfig(properties)
 
 
-def report_of(failures: Iterable[FailedFile], out: Output) -> Report:
+def build_report(failures: Iterable[FailedFile], out: Output) -> Report:
     """Return a report of the files for which a command has failed. With ``--json`` they are printed
     only as JSON."""
     report = Report(out, once=True)

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from ... import layout
 from ...errors import Ags1Error, FormatError, KeyMetadataError
 from ...keys.keychain import find_sidecar, key_of_file
-from ...keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_path
+from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
 from ...reader import Reader
 from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
 from ..paths import local_path
 from ..splits import grouped
-from ..storage.choice import absolute, find, storage_of
+from ..storage.places import absolute, find, open_storage
 from ..storage.protocol import REQUESTS, SourceFile
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -100,7 +100,7 @@ def _found(paths: Sequence[str]) -> list[SourceFile]:
 
 def _begins_encrypted(file: SourceFile) -> bool:
     try:
-        with storage_of(file.path).open(file.path, file.size, file.version) as source:
+        with open_storage(file.path).open(file.path, file.size, file.version) as source:
             return source.read(0, len(layout.MAGIC)) == layout.MAGIC
     except FileNotFoundError:
         return False
@@ -158,7 +158,9 @@ def _open(part: Part, keys: FileKeys, stack: contextlib.ExitStack) -> Reader:
     here = local_path(path)
     source: Any = here
     if here is None:
-        filesystem, name = _remote(path)
+        import fsspec.core  # optional
+
+        filesystem, name = fsspec.core.url_to_fs(path)
         source = stack.enter_context(filesystem.open(name, "rb"))
     sidecar = Sidecar.from_bytes(part.sidecar.encode()) if part.sidecar else _sidecar(path)
     try:
@@ -172,10 +174,8 @@ def _sidecar(path: str) -> Sidecar:
     here = local_path(path)
     if here is not None:
         return find_sidecar(sidecar_path(here))
-    filesystem, name = _remote(sidecar_path(path))
     try:
-        with filesystem.open(name, "rb") as file:
-            return Sidecar.from_bytes(file.read(MAX_SIDECAR_SIZE))
+        return Sidecar.from_bytes(open_storage(path).read_small(sidecar_path(path)))
     except FileNotFoundError:
         said = "there is no such sidecar, and only it has the file's key (see the option 'ledger')"
         raise KeyMetadataError(said, file=sidecar_path(path)) from None
@@ -195,7 +195,7 @@ def is_encrypted(name: str) -> bool:
 def list_file(path: str) -> Listed:
     """Return one file as ``list_files`` does. Raises OSError."""
     path = absolute(path)
-    status = storage_of(path).statuses(path.rpartition("/")[0], 1, follow=True)(path)
+    status = open_storage(path).statuses(path.rpartition("/")[0], 1, follow=True)(path)
     if status is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     return Listed(path, *status)
@@ -207,10 +207,3 @@ def list_if_there(path: str) -> Listed | None:
         return list_file(path)
     except FileNotFoundError:
         return None
-
-
-def _remote(path: str) -> tuple[Any, str]:
-    import fsspec.core  # optional
-
-    filesystem, name = fsspec.core.url_to_fs(path)
-    return filesystem, name

@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ... import layout
 from ...errors import Ags1Error
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..jobs.publishing import published, settle_pending, sync_names
+from ..jobs.publishing import end, published, settle_pending, sync_names
 from ..jobs.selection import SUFFIX
 from ..keys import as_text
 from ..ledger import (
@@ -32,7 +31,8 @@ from ..ledger import (
     check_ledger,
     open_ledger,
 )
-from ..storage.choice import storage_of
+from ..ledger.rows import encrypted_row
+from ..storage.places import open_storage
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 
@@ -55,7 +55,18 @@ class NewFile(NamedTuple):
 
 def rows_of(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> list[Row]:
     """Return the rows of new files in ``folder``. Raises KeyMetadataError."""
-    return [_row(folder, file, job_id, source) for file in new]
+    return [
+        encrypted_row(
+            os.path.join(folder, file.name + SUFFIX),
+            file.name,
+            file.size,
+            Sidecar.from_bytes(as_text(file.wrapped).encode()),
+            job_id,
+            source=source,
+            attempt=file.staged,
+        )
+        for file in new
+    ]
 
 
 def commit_to_ledger(
@@ -106,7 +117,7 @@ def take_back(ledger_location: str, job_id: str) -> None:
             if any(row.job_id == job_id for row in batch.rows):
                 _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
         if (folder := ledger.killed().get(job_id)) is not None:
-            _end(ledger, job_id, folder)
+            end(ledger, job_id, folder)
 
 
 def remove_with_sidecar(path: str) -> None:
@@ -134,17 +145,12 @@ def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:
     for job_id in staged:
         # Both are there already if a killed driver has left them.
         with contextlib.suppress(FileExistsError):
-            storage_of(folder).mark(job_id, folder, durable=True)
+            open_storage(folder).mark(job_id, folder, durable=True)
         with contextlib.suppress(FileExistsError):
             ledger.begin(job_id, folder)
     _publish(ledger, rows)
     for job_id in staged:
-        _end(ledger, job_id, folder)
-
-
-def _end(ledger: Ledger, job_id: str, folder: str) -> None:
-    ledger.end(job_id)
-    storage_of(folder).remove_mark(job_id, folder)
+        end(ledger, job_id, folder)
 
 
 def _publish(ledger: Ledger, rows: list[Row]) -> None:
@@ -169,31 +175,6 @@ def _give_up(ledger: Ledger, batch: Batch, kind: str, error: str) -> None:
         # No other job writes a file of this name.
         if f"-{row.job_id}-" in os.path.basename(row.target) and not row.replaces:
             staging.remove(row.target)
-
-
-def _row(folder: str, file: NewFile, job_id: str, source: str) -> Row:
-    document = as_text(file.wrapped)
-    sidecar = Sidecar.from_bytes(document.encode())
-    return Row(
-        operation=ENCRYPT,
-        source=source,
-        target=os.path.join(folder, file.name + SUFFIX),
-        relative_path=file.name,
-        source_size=layout.plaintext_size(file.size),
-        source_version="",
-        target_size=file.size,
-        status=DONE,
-        error_kind=None,
-        error=None,
-        key_metadata=document,
-        key_id=sidecar.key_id,
-        master_key_id=sidecar.encryption_keys[0].encrypted_by_id,
-        plaintext_hmac=None,
-        attempt=file.staged,
-        replaces=False,
-        job_id=job_id,
-        finished_ms=time.time_ns() // 1_000_000,
-    )
 
 
 _NO_FILE: Any = dict.fromkeys("target_size key_metadata key_id master_key_id attempt".split())

@@ -18,7 +18,7 @@ from ..arrow_rows import arrow_schema, conform
 from ..keys import FileKeys
 from ..ledger import DONE, ENCRYPT, REMOVED, open_ledger
 from ..splits import PART_SIZE
-from ..storage.choice import absolute
+from ..storage.places import absolute
 from ..storage.protocol import REQUESTS
 from ..workers import end_of_task
 from .encrypted_files import (

@@ -20,8 +20,8 @@ from ..jobs.planning import whole
 from ..ledger import Row
 from ..paths import local_path
 from ..storage import local_files as files
-from ..storage.choice import storage_of
 from ..storage.pieces import BLOCK_SIZE, Item
+from ..storage.places import open_storage
 from ..storage.protocol import Attempt, Staging
 
 # Of a file that is uploaded, if the storage does not say.
@@ -51,7 +51,7 @@ def stage(
 
 
 def _uploaded(path: str, target: str, folder: str, job_id: str, number: int, attempt: str) -> str:
-    storage = storage_of(folder)
+    storage = open_storage(folder)
     plaintext_size = layout.plaintext_size(os.stat(path).st_size)
     unit = storage.unit(plaintext_size) or _RUN_BLOCKS
     item = Item(number, path, target, "", plaintext_size, "", plaintext_size, unit=unit)
@@ -79,7 +79,7 @@ def staged_path(folder: str, staged: str) -> str:
 def withdraw(rows: Iterable[Row]) -> None:
     """Remove what was staged for rows that will not be in the ledger."""
     for row in rows:
-        storage_of(row.target).withdraw(row)
+        open_storage(row.target).withdraw(row)
 
 
 def clear(folder: str, job_id: str, group: str) -> None:
@@ -87,12 +87,12 @@ def clear(folder: str, job_id: str, group: str) -> None:
     if local_path(folder) is not None:
         shutil.rmtree(_staging(folder, group), ignore_errors=True)
     else:
-        storage_of(folder).clear(job_id, folder, None, ())
+        open_storage(folder).clear(job_id, folder, None, ())
 
 
 def remove(path: str) -> None:
     """Remove a published file, if it exists. A file that cannot be removed stays."""
-    storage_of(path).remove(path)
+    open_storage(path).remove(path)
 
 
 def _staging(folder: str, group: str) -> str:

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from .. import options as opt
 from ..jobs.publishing import has_its_name
 from ..ledger import DONE, ENCRYPT, REMOVED, Ledger, Row, ledger_location, open_ledger
-from ..storage.choice import absolute
+from ..storage.places import absolute
 from .encrypted_files import list_file, list_if_there
 from .reader import FilesPartition, FilesReader
 

@@ -29,7 +29,7 @@ from ...errors import Ags1Error
 from .. import options as opt
 from ..keys import FileKeys
 from ..ledger import DONE, FAILED, Ledger, Row
-from ..storage.choice import storage_of
+from ..storage.places import open_storage
 from . import staging
 from .ledger_commit import commit_to_ledger, rows_of, take_back
 from .writer import Target, WrittenFile, files_of
@@ -81,7 +81,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         # There is none if there was no task.
         for job_id in jobs_of(messages):
             rows = self._rows(messages, job_id)
-            storage_of(folder).make_root(folder)
+            open_storage(folder).make_root(folder)
             if rows or again:
                 is_done = functools.partial(is_committed, job_id=job_id)
                 commit_to_ledger(ledger, folder, rows, overwrite=again, is_done=is_done)

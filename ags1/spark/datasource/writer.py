@@ -26,16 +26,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ...atomic import publish
 from ...key_metadata import KeyMetadata
-from ...keys.sidecar import Sidecar, sidecar_path, write_sidecar
+from ...keys.pairs import publish_pair
+from ...keys.sidecar import Sidecar, sidecar_path
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..jobs.selection import SUFFIX
 from ..keys import FileKeys
 from ..ledger import Row, ledger_location
 from ..paths import local_path
-from ..storage.choice import absolute, storage_of
+from ..storage.places import absolute, open_storage
 from ..workers import end_of_task
 from . import staging
 from .encrypted_files import encrypted_below
@@ -128,7 +128,7 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         writes to the ledger for long; then the job leaves no new file."""
         files = files_of(messages)
         folder = self._target.folder
-        storage_of(folder).make_root(folder)
+        open_storage(folder).make_root(folder)
         if self._target.ledger is None:
             _commit_with_sidecars(folder, files, overwrite=self._overwrite)
         else:
@@ -159,11 +159,12 @@ def _commit_with_sidecars(folder: str, files: list[NewFile], *, overwrite: bool)
         for file in files:
             target = os.path.join(folder, file.name)
             published.append(target)
-            document = json.dumps(file.wrapped).encode()
-            write_sidecar(sidecar_path(target), Sidecar.from_bytes(document))
-            # No other file has this name.
+            sidecar = Sidecar.from_bytes(json.dumps(file.wrapped).encode())
             staged = staging.staged_path(folder, file.staged)
-            publish(staged, target, overwrite=True, durable=True)
+            # No other file has this name.
+            publish_pair(
+                staged, target, sidecar, sidecar_path(target), overwrite=True, durable=True
+            )
     except BaseException:
         for path in published:
             remove_with_sidecar(path)

@@ -20,18 +20,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
+from ...iceberg.distributed import ScanJob
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
-from ..iceberg_api import as_stored
 from ..registration import register_source
 from ..table_access import open_of_options
-from .reader import TableReader, scan_of
-from .snapshots import Pin, pin_of
+from .reader import TableReader, build_scan
+from .snapshots import Pin, resolve_pin
 from .writer import TableWriter
 
 NAME = "ags1-iceberg"
@@ -57,9 +56,8 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         ValueError for a column or snapshot that does not exist."""
         self._check(known.READ)
         table = open_of_options(self.options)
-        self._pin = pin_of(table, self.options)
-        projected = scan_of(table, self.options, self._pin).projection()
-        return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
+        self._pin = resolve_pin(table, self.options)
+        return spark_schema(ScanJob.columns(build_scan(table, self.options, self._pin)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(known.READ)

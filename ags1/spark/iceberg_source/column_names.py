@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
+from ...iceberg.distributed import METADATA_NAMES
 from .. import options as opt
-from ..iceberg_api import METADATA_NAMES
 
 CASE_SENSITIVE = "case-sensitive"
 

@@ -39,7 +39,7 @@ from pyiceberg.types import (
     StringType,
 )
 
-from ..iceberg_api import BooleanRewriter
+from ...iceberg.distributed import BooleanRewriter
 
 _TOKENS = re.compile(
     r"""

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 
 from pyiceberg.table.refs import SnapshotRefType
 
-from ..iceberg_api import EncryptedTable
+from ...iceberg.distributed import EncryptedTable
 
 _START, _END = "start-snapshot-id", "end-snapshot-id"
 _ONE_OF = ("snapshot-id", "branch", "tag", "as-of-timestamp", "versionasof", "timestampasof")
@@ -56,7 +56,7 @@ class Pin:
             )
 
 
-def pin_of(table: EncryptedTable, options: Mapping[str, str]) -> Pin:
+def resolve_pin(table: EncryptedTable, options: Mapping[str, str]) -> Pin:
     """Return the version that the options name. Raises ValueError if it does not exist."""
     given = [name for name in (*_ONE_OF, _START) if options.get(name)]
     if len(given) > 1 and given != ["branch", _START]:

@@ -16,51 +16,27 @@ attempts are kept, too; nothing refers to them, and ``verify`` lists them.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from ... import private_file
+from ...iceberg.distributed import EncryptedTable, WriteJob
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
-from ..iceberg_api import (
-    MAIN_BRANCH,
-    REPLACES_PARTITIONS,
-    ContentFile,
-    EncryptedTable,
-    EncryptedTransaction,
-    FileChange,
-    PartitionReplacement,
-    SnapshotStep,
-    TableOutput,
-    TableView,
-    WritePlan,
-    write_rows,
-)
-from ..table_access import (
-    SENT_FIELDS,
-    JobKey,
-    SentRecord,
-    new_job_id,
-    open_of_options,
-    table_of_process,
-    without_history,
-)
+from ..table_access import TableByOptions, open_of_options
 from ..workers import end_of_task
 from .column_names import as_in_table, named
-from .reader import row_filter_of
-
-_log = logging.getLogger(__name__)
+from .reader import parse_option_filter
 
 _STATIC, _DYNAMIC = "static", "dynamic"
 _MODE_OPTIONS = ("overwrite-mode", "partitionoverwritemode")
@@ -72,40 +48,8 @@ _SNAPSHOT_PROPERTY = "snapshot-property."
 class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
     """What a task has written. ``session_s_mode`` is what Spark's session says of overwrites."""
 
-    files: list[SentRecord]
+    files: list[Any]
     session_s_mode: str
-
-
-def write_task(
-    table: EncryptedTable,
-    metadata: dict[str, Any],
-    batches: Iterator[pa.RecordBatch],
-    write_uuid: UUID,
-    key: JobKey,
-) -> list[SentRecord]:
-    """Write a task's rows as new files of a table with this metadata. The files' names contain
-    ``write_uuid``, and their keys are wrapped under ``key``. Raises as ``write_rows``, and then
-    leaves no file."""
-    view = TableView(metadata, table.files)
-    # One thread: Spark runs a task on each core.
-    records = write_rows(view, batches, table.output(), write_uuid=write_uuid, threads=1)
-    job = key.open(table.files.keys.cache)
-    end_of_task()
-    return [SentRecord.of_new(record, SENT_FIELDS, job) for record in records]
-
-
-def taken_over(
-    transaction: EncryptedTransaction,
-    table: EncryptedTable,
-    files: list[SentRecord],
-    key: JobKey,
-) -> list[ContentFile]:
-    """Return the files that tasks have written. If the transaction fails, it deletes them. Raises
-    KmsError, AuthenticationError."""
-    for file in files:
-        transaction.output.note(file.path)
-    job = key.open(table.files.keys.cache)
-    return [ContentFile.of(**file.fields_with_key(job)) for file in files]
 
 
 def snapshot_properties(options: Mapping[str, str]) -> dict[str, str]:
@@ -126,33 +70,33 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         super().__init__()
         opt.refuse_secrets(options)
         self._mode = _overwrite_mode(options, overwrite=overwrite)
-        row_filter_of(options, "overwrite-filter")
+        parse_option_filter(options, "overwrite-filter")
         table = _existing(options)
         table.output()  # raises if the table cannot be written to
-        self._options = tuple(sorted(options.items()))
+        self._options = dict(options)
         self._arrow = as_in_table(options, arrow_schema(schema), table.schema())
         self._overwrite = overwrite
-        self._job_id = new_job_id()
-        # All tasks write by one schema and partitioning, whatever other writers commit.
-        self._metadata = without_history(table.view().metadata)
-        WritePlan(self._metadata).conversion(self._arrow)
-        self._is_partitioned = bool(table.spec().fields)
-        self._key = JobKey.by_kms(table.files.keys)
+        self._job = WriteJob.begin(table, TableByOptions.of(options), self._arrow)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
-        """Write a task's rows as new files. Raises as ``write_rows``, and then leaves no file."""
-        table = table_of_process(self._job_id, self._options)
+        """Write a task's rows as new files. Raises as ``WriteJob.write``, and then leaves no
+        file."""
         batches = (conform(named(batch, self._arrow), self._arrow) for batch in iterator)
-        sent = write_task(table, self._metadata, batches, UUID(self._job_id), self._key)
+        sent = self._job.write(batches)
+        end_of_task()
         return WrittenFiles(sent, _session_s_mode())
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
         """Commit what all tasks have written as one snapshot. Raises as ``open_of_options`` and
         ``EncryptedTransaction.commit_transaction``. After ``abort`` no file is left, unless the
         outcome of the commit is unknown."""
-        options = dict(self._options)
+        options = self._options
+        row_filter = None
         try:
             table = open_of_options(options)
+            is_dynamic = self._is_dynamic(messages)
+            if self._overwrite:
+                row_filter = parse_option_filter(options, "overwrite-filter", table.schema())
             transaction = table.transaction()
         except Exception:
             # Spark calls ``abort`` in another process, which knows nothing but this file.
@@ -161,42 +105,22 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             raise
         # The transaction deletes its files if they certainly do not belong to the table.
         with transaction:
-            added = taken_over(transaction, table, _files_of(messages), self._key)
-            if self._is_dynamic(messages):
-                if added:
-                    replacement = PartitionReplacement(added)
-                    self._stage(transaction, replacement.change, replacement.recheck)
-                return
-            row_filter = row_filter_of(options, "overwrite-filter", table.schema())
-
-            def change(view: TableView) -> FileChange:
-                if not self._overwrite:
-                    return FileChange(added=added)
-                return transaction.deleting(view, row_filter, True, added)
-
-            self._stage(transaction, change)
-
-    def _stage(
-        self,
-        transaction: EncryptedTransaction,
-        change: Callable[[TableView], FileChange],
-        recheck: Callable[[TableView], None] | None = None,
-    ) -> None:
-        options = dict(self._options)
-        properties = snapshot_properties(options)
-        if recheck is not None:
-            properties |= REPLACES_PARTITIONS
-        branch = options.get("branch") or MAIN_BRANCH
-        output = transaction.output
-        step = SnapshotStep(output, change, properties, branch, always=True, recheck=recheck)
-        transaction.stage_step(step)
+            self._job.stage(
+                transaction,
+                table,
+                _files_of(messages),
+                snapshot_properties(options),
+                options.get("branch") or MAIN_BRANCH,
+                row_filter,
+                replaces_partitions=is_dynamic,
+            )
 
     def _is_dynamic(self, messages: list[WrittenFiles | None]) -> bool:
         """Whether the partitions of the new rows are replaced. Raises ValueError if the session
         decides, and no task could tell what it says."""
         if self._mode is not None or not self._overwrite:
             return self._mode == _DYNAMIC
-        if not self._is_partitioned:
+        if not self._job.is_partitioned:
             return False
         said = {message.session_s_mode for message in messages if message is not None}
         if not said:
@@ -212,19 +136,12 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         files, or does not know whether they belong to the table."""
         if messages and all(message is not None for message in messages) and not self._is_unsent():
             return
-        table = open_of_options(dict(self._options))
-        output = TableOutput(table.files.inner)
-        output.discard([file.path for file in _files_of(messages)])
-        folder = TableView(self._metadata, table.files).locations.data_path
-        listed = output.listed(folder)
-        if listed is None:
-            _log.warning("%s cannot be listed: files of %s may be left", folder, self._job_id)
-        output.discard([path for path in listed or () if self._job_id in path])
+        self._job.discard(open_of_options(self._options), _files_of(messages))
 
     @property
     def _not_sent(self) -> str:
         """The path of a file that says that nothing was sent to the catalog."""
-        return os.path.join(tempfile.gettempdir(), f"ags1-{self._job_id}-not-sent")
+        return os.path.join(tempfile.gettempdir(), f"ags1-{self._job.table.job_id}-not-sent")
 
     def _is_unsent(self) -> bool:
         try:
@@ -270,5 +187,5 @@ def _session_s_mode() -> str:
     return (said or _STATIC).lower()
 
 
-def _files_of(messages: list[WrittenFiles | None]) -> list[SentRecord]:
+def _files_of(messages: list[WrittenFiles | None]) -> list[Any]:
     return [file for message in messages if message is not None for file in message.files]

@@ -28,12 +28,12 @@ from typing import Any, TypeAlias
 
 from ..keys import FileKeys, KmsConfig
 from ..ledger import DECRYPT, ENCRYPT, ledger_location
-from ..storage.choice import absolute
 from ..storage.packed import Packed
 from ..storage.pieces import Item
+from ..storage.places import absolute
 from .report import FailedFile, PlannedFile, Progress, Summary
 from .rewrapping import rewrap_ledger
-from .running import VERIFY, Conduct, Job
+from .running import VERIFY, Job, JobOptions
 from .selection import SUFFIX, Wanted
 from .work import Decrypting, Encrypting, Verifying
 
@@ -101,9 +101,11 @@ def encrypt_files(
     root = absolute(_named(target, "target"))
     paths = _paths(sources)
     at = ledger_location(_named(ledger, "ledger"))
-    conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures, sidecars)
+    options = JobOptions(
+        durable, cores, progress, include, exclude, dry_run, max_failures, sidecars
+    )
     keys = FileKeys.for_sealing(kms, key_id)
-    with Job(spark, ENCRYPT, root, at, conduct) as job:
+    with Job(spark, ENCRYPT, root, at, options) as job:
         files = job.selection.listed(paths)
         wanted = (Wanted(file, file.relative_path, file.size, None) for file in files)
         items = job.selection.items(wanted, len(files), suffix=SUFFIX, overwrite=overwrite)
@@ -141,8 +143,8 @@ def decrypt_files(
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     at = ledger_location(_named(ledger, "ledger"))
-    conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures)
-    with Job(spark, DECRYPT, root, at, conduct) as job:
+    options = JobOptions(durable, cores, progress, include, exclude, dry_run, max_failures)
+    with Job(spark, DECRYPT, root, at, options) as job:
         wanted = Packed(Wanted._make)
         for file, row in job.selection.encrypted(paths):
             below = file.relative_path.removesuffix(SUFFIX)
@@ -175,8 +177,8 @@ def verify_files(
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     at = ledger_location(_named(ledger, "ledger"))
-    conduct = Conduct(False, cores, progress, include, exclude, dry_run, max_failures)
-    with Job(spark, VERIFY, "", at, conduct) as job:
+    options = JobOptions(False, cores, progress, include, exclude, dry_run, max_failures)
+    with Job(spark, VERIFY, "", at, options) as job:
         items = Packed(Item._make)
         for (path, name, size, version), row in job.selection.encrypted(paths):
             text_size, wrapped = row.source_size, row.key_metadata

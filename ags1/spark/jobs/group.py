@@ -22,8 +22,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-import pyarrow as pa
-
 from ... import errors
 from ...errors import Ags1Error
 from .sessions import POLL_SECONDS, jobs_of
@@ -136,12 +134,6 @@ class JobGroup:
         results = self._run_job(lambda: self._jobs.run(tasks, work), cost)
         return [pickle.loads(result) for result in results]
 
-    def collect(self, frame: Callable[[], Any], cost: int = 0) -> pa.Table:
-        """Return the rows of the DataFrame that ``frame`` makes, computed as a Spark job of this
-        group. Raises the exception of ours that a task raised; PySpark's own if an expression of
-        SQL raised it; otherwise TaskFailedError."""
-        return self._run_job(lambda: frame().toArrow(), cost)
-
     def _run_job(self, run: Callable[[], R], cost: int) -> R:
         tag = f"{self._id}-{next(self._numbers)}"
         self._last_tags.append(tag)
@@ -240,28 +232,12 @@ def _task_failure(error: Exception) -> Exception:
         kind = getattr(errors, match[1], None)
         if isinstance(kind, type) and issubclass(kind, Ags1Error):
             return kind(match[2])
-    if isinstance(error, _of_sql()):
-        return error
     java = getattr(error, "java_exception", None)
     message = str(java.getMessage()) if java is not None else text
     _, _, python = message.partition(_TRACEBACK)
     causes = [line for line in python.splitlines() if line and not line.startswith(" ")]
     causes += [*message.splitlines(), type(error).__name__]
     return TaskFailedError(causes[0][:_MAX_CAUSE])
-
-
-def _of_sql() -> tuple[type[Exception], ...]:
-    """Return the exceptions by which Spark says that an expression of SQL or its value is wrong."""
-    from pyspark import errors as spark  # optional
-
-    return (
-        spark.AnalysisException,
-        spark.ArithmeticException,
-        spark.ArrayIndexOutOfBoundsException,
-        spark.DateTimeException,
-        spark.NumberFormatException,
-        spark.SparkRuntimeException,
-    )
 
 
 def _ended(error: Exception) -> str | None:

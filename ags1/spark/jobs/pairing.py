@@ -17,9 +17,10 @@ import contextlib
 import errno
 
 from ...errors import KeyMetadataError
+from ...keys.pairs import PresentSidecar, with_keys_of
 from ...keys.sidecar import Sidecar, sidecar_path
 from ..ledger import Row
-from ..storage.choice import storage_of
+from ..storage.places import open_storage
 from ..storage.protocol import Storage
 
 
@@ -62,7 +63,7 @@ def _place(row: Row) -> tuple[Storage, str, Sidecar]:
         sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
     except KeyMetadataError as error:  # the row is damaged
         raise OSError(errno.EINVAL, error.message, row.target) from None
-    return storage_of(row.target), sidecar_path(row.target), sidecar
+    return open_storage(row.target), sidecar_path(row.target), sidecar
 
 
 def _read(storage: Storage, path: str) -> bytes | None:
@@ -73,16 +74,11 @@ def _read(storage: Storage, path: str) -> bytes | None:
 
 
 def _with_keys_of(old: bytes, ours: Sidecar, path: str, *, may_replace: bool) -> Sidecar:
+    present = PresentSidecar.of(old)
+    if present.sidecar is None and not may_replace:  # what is damaged opens no file
+        said = f"the sidecar is damaged: move the file {path} away"
+        raise OSError(errno.EINVAL, said, path)
     try:
-        older = Sidecar.from_bytes(old)
+        return with_keys_of(ours, present, path)
     except KeyMetadataError as error:
-        if may_replace:
-            return ours  # what is damaged opens no file
-        said = f"{error.message}: move the file {path} away"
-        raise OSError(errno.EINVAL, said, path) from None
-    both = ours.with_keys_of(older)
-    try:
-        return Sidecar.from_bytes(both.to_bytes())
-    except KeyMetadataError:
-        said = f"there is no room for another key in the sidecar: move {path} and its file away"
-        raise OSError(errno.EINVAL, said, path) from None
+        raise OSError(errno.EINVAL, f"{error.message}: {path}", path) from None

@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any
 
 from ..ledger import DONE, FAILED, JobNote, Ledger, Row
-from ..storage.choice import storage_of
+from ..storage.places import open_storage
 from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
 from .pairing import add_key, drop_old_keys, remove_key
 from .work import cause
@@ -81,10 +81,25 @@ def settle_pending(
 def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     """Raise OSError if the folder of a killed job's files is not mounted. Otherwise the job's files
     would count as lost."""
-    if not storage_of(root).has_mark(job_id, root):
+    if not _is_there(job_id, root):
         message = "the folder of a killed job's files is not there: mount it; if it is lost for "
         message += f"good, run: ags1 spark ledger forget {ledger.location} {job_id}"
         raise FileNotFoundError(errno.ENOENT, message, root)
+
+
+def _is_there(job_id: str, root: str) -> bool:
+    """Whether the folder that a job has marked is mounted. A store that cannot be reached raises
+    OSError at the next call instead."""
+    mount = open_storage(root).mount
+    return mount is None or mount.has_mark(job_id, root)
+
+
+def end(ledger: Ledger, job_id: str, root: str) -> None:
+    """Note that a job has ended, and remove its mark."""
+    ledger.end(job_id)
+    mount = open_storage(root).mount
+    if mount is not None:
+        mount.remove_mark(job_id, root)
 
 
 def clear_again(ledger: Ledger) -> None:
@@ -107,17 +122,16 @@ def clear(
     tries again. The note also stays if tasks of the job may still run; then ``late`` is the note.
     No batch of the job may be pending."""
     try:
-        storage = storage_of(root)
-        if not storage.has_mark(job_id, root):
-            return  # the folder is not mounted
+        storage = open_storage(root)
+        if not _is_there(job_id, root):
+            return
         storage.end_mark(job_id, root)
         if not storage.clear(job_id, root, folders, ledger.staged(job_id)):
             return
     except OSError:
         return
     if late is None or (late.cleared_ms and _is_old(late)):
-        ledger.end(job_id)
-        storage.remove_mark(job_id, root)
+        end(ledger, job_id, root)
     elif not late.cleared_ms:
         ledger.note_cleared(job_id, late._replace(cleared_ms=_now_ms()))
 
@@ -137,7 +151,7 @@ def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = Fals
     beside the new one and cannot be changed; and, with ``again``, OSError if the outcome of a file
     is not known. The rows have to stay pending then."""
     name = partial(_published_row, again=again, sidecars=sidecars)
-    if not any(_is_staged(row) and storage_of(row.target).is_remote for row in rows):
+    if not any(_is_staged(row) and open_storage(row.target).is_remote for row in rows):
         return _published(rows, name, map)
     with ThreadPoolExecutor(REQUESTS, "ags1-publishing") as pool:
         return _published(rows, name, pool.map)
@@ -148,13 +162,15 @@ def sync_names(rows: Sequence[Row]) -> None:
     targets = [row.target for row in rows if row.status == DONE]
     if targets:
         # All targets of a batch are in one storage.
-        storage_of(targets[0]).sync_names(set(map(os.path.dirname, targets)))
+        mount = open_storage(targets[0]).mount
+        if mount is not None:
+            mount.sync_names(set(map(os.path.dirname, targets)))
 
 
 def has_its_name(row: Row) -> bool:
     """Whether the file of a pending row has its name already."""
     try:
-        return row.attempt is not None and storage_of(row.target).has_its_name(row)
+        return row.attempt is not None and open_storage(row.target).has_its_name(row)
     except NothingStagedError:
         return False
 
@@ -171,7 +187,7 @@ def _published(
 def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
     if not _is_staged(row):
         return row
-    storage = storage_of(row.target)
+    storage = open_storage(row.target)
     has_old_keys = False
     try:
         if sidecars:
@@ -193,7 +209,7 @@ def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
 
 def _withdraw_failed(row: Row, after: Row) -> None:
     if _is_staged(row) and not _is_staged(after):
-        storage_of(row.target).withdraw(row)
+        open_storage(row.target).withdraw(row)
 
 
 def _is_staged(row: Row) -> bool:

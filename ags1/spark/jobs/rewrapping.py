@@ -18,9 +18,9 @@ from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
-from ..ledger import Ledger, Row, ledger_location
+from ..ledger import Row, ledger_location
 from .report import Summary
-from .running import Conduct, Job
+from .running import Job, JobOptions
 from .work import cause
 
 REWRAP = "rewrap"
@@ -65,7 +65,7 @@ def rewrap_ledger(
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
     at = ledger_location(ledger)
-    with Job(spark, REWRAP, "", at, Conduct(durable=durable, cores=cores)) as job:
+    with Job(spark, REWRAP, "", at, JobOptions(durable=durable, cores=cores)) as job:
         if to_kms is None:  # otherwise an earlier run may have done them all
             batches = job.ledger.rows_between(0, None, ("key_metadata",))
             keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)
@@ -74,7 +74,7 @@ def rewrap_ledger(
             # One KMS call, which fails if no key can be wrapped under it.
             KeyEncryptionKey.generate(target.client(), to_key_id, key_size=FILE_KEY_SIZE)
         work = _Rewrapping(keys, target, to_key_id)
-        for batches in _together(job.ledger):
+        for batches in job.ledger.settled_groups(_KEYS_IN_A_JOB):
             rows = [row for _, batch in batches for row in batch if row.key_metadata is not None]
             documents = [row.key_metadata or "" for row in rows]
             cut = range(0, len(rows), _KEYS_IN_A_TASK)
@@ -85,17 +85,6 @@ def rewrap_ledger(
             job.ledger.replace_all({number: rows for number, rows in done if rows is not None})
         job.has_ended = True
     return job.summary
-
-
-def _together(ledger: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
-    """Yield the settled batches, small ones together."""
-    group: list[tuple[int, list[Row]]] = []
-    for number, rows in ledger.rows_between(0):
-        if group and sum(len(batch) for _, batch in group) + len(rows) > _KEYS_IN_A_JOB:
-            yield group
-            group = []
-        group.append((number, rows))
-    yield group
 
 
 def _done(summary: Summary, batch: list[Row], results: Iterator[_Rewrapped]) -> list[Row] | None:

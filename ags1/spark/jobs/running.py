@@ -23,8 +23,8 @@ from typing import Any
 from ..._gcm import random_bytes
 from ..keys import FileKeys
 from ..ledger import DECRYPT, ENCRYPT, JobNote, check_ledger, open_ledger
-from ..storage.choice import storage_of
 from ..storage.pieces import Item
+from ..storage.places import open_storage
 from ..storage.protocol import Staging
 from .group import JobGroup
 from .patterns import Patterns
@@ -38,7 +38,7 @@ VERIFY = "verify"
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
+class JobOptions:
     """How a job is run: the arguments of these names of ``encrypt_files``."""
 
     durable: bool = True
@@ -74,31 +74,31 @@ class Job:
     that Spark was asked for."""
 
     def __init__(
-        self, spark: Any, operation: str, root: str, ledger: str, conduct: Conduct
+        self, spark: Any, operation: str, root: str, ledger: str, options: JobOptions
     ) -> None:
         self.id = random_bytes(6).hex()
         self.has_ended = False
         self._operation = operation
-        self._writes = operation != VERIFY and not conduct.dry_run
+        self._writes = operation != VERIFY and not options.dry_run
         self._spark = spark
         self._group: JobGroup | None = None
-        self._conduct = conduct
+        self._options = options
         self._root = root
-        self._storage = storage_of(root)
+        self._storage = open_storage(root)
         self._started = time.monotonic()
         self._has_begun = self._has_dead_jobs = False
         suffix = "" if operation == ENCRYPT else SUFFIX
-        wanted = Patterns(conduct.include, conduct.exclude, suffix=suffix)
+        wanted = Patterns(options.include, options.exclude, suffix=suffix)
         self.ledger: Any = self._opened(ledger)
         self.selection = Selection(operation, root, self.ledger, wanted)
-        self._report = Report(operation, self.id, conduct.progress, conduct.max_failures)
+        self._report = Report(operation, self.id, options.progress, options.max_failures)
         self._waves = Waves(
-            Staging(self.id, root, operation == ENCRYPT, conduct.durable),
+            Staging(self.id, root, operation == ENCRYPT, options.durable),
             self.ledger,
             self._report,
             lambda: self.group,
             writes=self._writes,
-            sidecars=conduct.sidecars,
+            sidecars=options.sidecars,
         )
 
     @property
@@ -110,9 +110,9 @@ class Job:
         if self._operation != ENCRYPT:
             check_ledger(ledger)
         try:
-            return open_ledger(ledger, writing=self._writes, durable=self._conduct.durable)
+            return open_ledger(ledger, writing=self._writes, durable=self._options.durable)
         except FileNotFoundError:
-            if self._operation == ENCRYPT and self._conduct.dry_run:
+            if self._operation == ENCRYPT and self._options.dry_run:
                 return _NoLedger()
             raise
 
@@ -122,17 +122,18 @@ class Job:
         if self._group is None:
             session = self._spark() if callable(self._spark) else self._spark
             description = f"ags1: {self._operation} files"
-            self._group = JobGroup(session, f"ags1-{self.id}", description, self._conduct.cores)
+            self._group = JobGroup(session, f"ags1-{self.id}", description, self._options.cores)
         return self._group
 
     def __enter__(self) -> Job:
         try:
-            self._storage.check_root(self._root)
+            if self._storage.mount is not None:
+                self._storage.mount.check_root(self._root)
             if self._writes:
                 # Other operations concern all files of the ledger.
                 root = self._root if self._operation in (ENCRYPT, DECRYPT) else None
                 with naming_ledger(self.ledger):
-                    dead = settle_pending(self.ledger, durable=self._conduct.durable, root=root)
+                    dead = settle_pending(self.ledger, durable=self._options.durable, root=root)
                 self._has_dead_jobs = bool(dead)
         except BaseException:
             self.ledger.close()
@@ -143,13 +144,13 @@ class Job:
         """Make the folder of the targets, and note in it and in the ledger that this job writes.
         Raises OSError."""
         if self._writes:
-            self._waves.new_folders |= self._storage.missing_folders([self._root], self._root)
+            self._waves.note_folders([self._root])
             self._storage.make_root(self._root)
             self._has_begun = True
             # In this order: a note without a mark means that the folder is not mounted.
-            self._storage.mark(self.id, self._root, durable=self._conduct.durable)
+            self._storage.mark(self.id, self._root, durable=self._options.durable)
             with naming_ledger(self.ledger):
-                self.ledger.begin(self.id, self._root, sidecars=self._conduct.sidecars)
+                self.ledger.begin(self.id, self._root, sidecars=self._options.sidecars)
 
     def __exit__(self, *error: object) -> None:
         group = self._group
@@ -165,9 +166,10 @@ class Job:
                     tasks_may_run |= not group.wait_for_tasks()
             # A pending batch needs its staged files: the next job settles it.
             if self._has_begun and not self._waves.has_pending_batch:
-                late = JobNote(self._root, self._conduct.sidecars) if tasks_may_run else None
+                late = JobNote(self._root, self._options.sidecars) if tasks_may_run else None
                 clear(self.ledger, self.id, self._root, self._waves.folders, late=late)
-                self._storage.remove_empty(self._waves.new_folders)
+                if self._storage.mount is not None:
+                    self._storage.mount.remove_empty(self._waves.new_folders)
             if self._has_dead_jobs:
                 clear_again(self.ledger)
         finally:
@@ -192,7 +194,7 @@ class Job:
         report.tell(0)
         if master_key_id is None:
             keys.check(item.wrapped or "" for item in items)
-        if self._conduct.dry_run:
+        if self._options.dry_run:
             planned = (PlannedFile(item.source, item.target, item.source_size) for item in items)
             summary.planned = list(planned)
         elif items:
@@ -200,10 +202,10 @@ class Job:
         self._commit_failures()
         failed_before = summary.failed
         tried = 0
-        if items and not self._conduct.dry_run and not report.is_stopped:
-            work = kind(keys, self.id, self._conduct.durable, digests, root=self._root)
+        if items and not self._options.dry_run and not report.is_stopped:
+            work = kind(keys, self.id, self._options.durable, digests, root=self._root)
             tried = self._waves.run(items, work)
-        if not self._conduct.dry_run:
+        if not self._options.dry_run:
             self.has_ended = True
             summary.not_tried = len(items) - tried
             report.raise_no_room(len(items) + failed_before)

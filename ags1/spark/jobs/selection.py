@@ -16,9 +16,9 @@ from ...errors import FormatError, KeyMetadataError, TruncatedError
 from ...keys.sidecar import SUFFIX as KEYS
 from ...layout import encrypted_size
 from ..ledger import DONE, ENCRYPT, Ledger, Row
-from ..storage.choice import absolute, find, storage_of
 from ..storage.packed import DigestMap, Packed
 from ..storage.pieces import BLOCK_SIZE, Item
+from ..storage.places import absolute, find, open_storage
 from ..storage.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
 from .patterns import Patterns
 from .publishing import has_its_name
@@ -117,7 +117,7 @@ class Selection:
         columns = ("source", "source_size", "source_version", "target_size")
         rows = DigestMap()
         self._ledger.facts(rows, self._operation, columns, _as_it_was, below=self._root)
-        storage = storage_of(self._root)
+        storage = open_storage(self._root)
         self._status_of = storage.statuses(self._root, count, follow=False)
         items = Packed(Item._make)
         for file, name, size, wrapped in wanted:
@@ -135,7 +135,7 @@ class Selection:
     ) -> bool:
         """Return whether a file has to be done. ``row`` tells what the ledger has of its target
         (``_as_it_was``)."""
-        if not storage_of(self._root).holds(self._root, target):
+        if not open_storage(self._root).holds(self._root, target):
             message = f"its target would be outside the folder {self._root}: rename the source"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
@@ -185,7 +185,7 @@ class Selection:
                 self.passed_over[EXCLUDED] = self.passed_over.get(EXCLUDED, 0) + 1
                 continue
             try:
-                storages[path] = id(storage_of(path))
+                storages[path] = id(open_storage(path))
             except (OSError, ValueError) as error:
                 self._fail(_unlisted(path, row.relative_path), error)
             else:
@@ -194,7 +194,7 @@ class Selection:
         for number, paths in by_storage.items():
             # commonpath would not return a URL.
             folder = os.path.dirname(os.path.commonprefix(paths) + "x")  # noqa: RUF071
-            status_of[number] = storage_of(folder).statuses(folder, len(paths), follow=True)
+            status_of[number] = open_storage(folder).statuses(folder, len(paths), follow=True)
         for path, number in storages.items():
             row = by_target[path]
             try:

@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ... import layout
 from ..._gcm import random_bytes
 from ...errors import Ags1Error, KeyMetadataError
 from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..keys import as_text
-from ..ledger import DONE, ENCRYPT, Ledger, Row
+from ..ledger import ENCRYPT, Ledger, Row
 from ..ledger.copying import refuse_pending
-from ..storage.choice import find, storage_of
+from ..ledger.rows import encrypted_row
+from ..storage.places import find, open_storage
 from ..storage.protocol import REQUESTS, SourceFile
 from .report import FailedFile
 from .selection import SUFFIX
@@ -49,7 +47,7 @@ def write_sidecars(ledger: Ledger) -> Moved:
 
     def write(row: Row) -> bool:
         """Return whether the sidecar had to be written."""
-        storage = storage_of(row.target)
+        storage = open_storage(row.target)
         if storage.statuses(row.target.rpartition("/")[0], 1, follow=True)(row.target) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), row.target)
         path = sidecar_path(row.target)
@@ -99,7 +97,8 @@ def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
             moved.fail(file.path, result)
         elif file.path not in known:
             try:
-                waiting.append(_row(file, result, job_id))
+                name = file.relative_path.removesuffix(SUFFIX)
+                waiting.append(encrypted_row(file.path, name, file.size, result, job_id))
             except Ags1Error as error:
                 moved.fail(file.path, error)
         elif known[file.path] == result.key_id:
@@ -123,7 +122,7 @@ def _with_sidecars(
 
     def read(file: SourceFile) -> Sidecar | BaseException:
         try:
-            data = storage_of(file.path).read_small(sidecar_path(file.path))
+            data = open_storage(file.path).read_small(sidecar_path(file.path))
             return Sidecar.from_bytes(data)
         except _ERRORS as error:
             return error
@@ -136,26 +135,3 @@ def _with_sidecars(
                 f"there is no sidecar {os.path.basename(file.path)}{KEYS}: put it beside the file"
             )
             yield file, KeyMetadataError(said)
-
-
-def _row(file: SourceFile, sidecar: Sidecar, job_id: str) -> Row:
-    return Row(
-        operation=ENCRYPT,
-        source="",
-        target=file.path,
-        relative_path=file.relative_path.removesuffix(SUFFIX),
-        source_size=layout.plaintext_size(file.size),
-        source_version="",
-        target_size=file.size,
-        status=DONE,
-        error_kind=None,
-        error=None,
-        key_metadata=as_text(sidecar.to_dict()),
-        key_id=sidecar.key_id,
-        master_key_id=sidecar.kek_entry(sidecar.file_keys[0]).encrypted_by_id,
-        plaintext_hmac=None,
-        attempt=None,
-        replaces=False,
-        job_id=job_id,
-        finished_ms=time.time_ns() // 1_000_000,
-    )

@@ -29,8 +29,8 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys, as_text
 from ..ledger import DONE, Ledger, Row
-from ..storage.choice import storage_of
 from ..storage.pieces import Item, target_size
+from ..storage.places import open_storage
 from ..storage.protocol import JobEndedError, Staging
 from ..workers import task_context
 from . import planning
@@ -89,7 +89,7 @@ class Waves:
         self.new_folders: set[str] = set()
         self.has_pending_batch = False
         self._staging = staging
-        self._storage = storage_of(staging.root)
+        self._storage = open_storage(staging.root)
         self._ledger = ledger
         self._report = report
         self._group = group
@@ -100,12 +100,17 @@ class Waves:
         self._shared: dict[int, _Shared] = {}
         self._wave = 0  # the number of the newest wave in the ledger
 
+    def note_folders(self, folders: Iterable[str]) -> None:
+        """Note those of the folders that do not exist yet. Raises OSError."""
+        if self._storage.mount is not None:
+            self.new_folders |= self._storage.mount.missing_folders(folders, self._staging.root)
+
     def run(self, items: Collection[Item], work: Work) -> int:
         """Do the work on items. Return how many were tried: after some failures the rest is
         left."""
         group, report = self._group(), self._report
         paths = itertools.chain((self._staging.root,), (item.source for item in items))
-        remote = any(storage_of(path).is_remote for path in paths)
+        remote = any(open_storage(path).is_remote for path in paths)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, group.cores, file_cost)
         pace = Pace(group.cores)
@@ -169,10 +174,9 @@ class Waves:
 
     def _prepared(self, wave: Wave, keys: FileKeys) -> Wave:
         """Stage the files of a wave, and make the keys of files that are cut."""
-        root = self._staging.root
         folders = {os.path.dirname(item.target) for item in wave.items}
         self.folders |= folders
-        self.new_folders |= self._storage.missing_folders(folders, root)
+        self.note_folders(folders)
         cut = {task[0].number for task in wave.tasks if task[0].block_count}
         staged = dict(self._spread(partial(_staged, self._staging, cut), wave.items))
         rows: list[Row] = []
@@ -314,7 +318,7 @@ def naming_ledger(ledger: Ledger) -> Iterator[None]:
 def _staged(
     staging: Staging, cut: Collection[int], items: list[Item]
 ) -> list[tuple[int, str | OSError | None]]:
-    return list(storage_of(staging.root).stage(staging, items, cut).items())
+    return list(open_storage(staging.root).stage(staging, items, cut).items())
 
 
 def _each(

@@ -23,8 +23,8 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys, as_text
 from ..paths import local_path
-from ..storage.choice import storage_of
 from ..storage.pieces import BLOCK_SIZE, Item, Piece, target_offset
+from ..storage.places import open_storage
 from ..storage.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ..workers import end_of_task, task_context
 from .transfer import open_blocks, seal, texts_of
@@ -92,14 +92,14 @@ class Work:
         attempts share."""
         results: list[Result] = []
         # All targets of a job are in one storage.
-        storage = storage_of(task[0].target)
+        storage = open_storage(task[0].target)
         try:
             for result in self._results(task, attempt):
                 results.append(result)
             if self.writes:
                 storage.check_mark(attempt, now=True)
-                if self.durable:
-                    storage.sync([r.staged for r in results if r.staged])
+                if self.durable and storage.mount is not None:
+                    storage.mount.sync([r.staged for r in results if r.staged])
         except BaseException as error:
             pieces = {piece.number: piece for piece in task}
             for result in results:
@@ -113,7 +113,7 @@ class Work:
 
     def _results(self, task: list[Piece], attempt: Attempt) -> Iterator[Result]:
         paths = [task[0].target, *(piece.source for piece in task)]
-        if not any(storage_of(path).is_remote for path in paths):
+        if not any(open_storage(path).is_remote for path in paths):
             no_room: Result | None = None
             for piece in task:
                 if no_room is not None:
@@ -148,7 +148,7 @@ class Work:
 
     def source(self, piece: Piece) -> AbstractContextManager[Source]:
         """Open the source of a piece."""
-        storage = storage_of(piece.source)
+        storage = open_storage(piece.source)
         return storage.open(piece.source, piece.source_size, piece.source_version)
 
     def output(
@@ -156,7 +156,7 @@ class Work:
     ) -> AbstractContextManager[Output]:
         """Open what an attempt writes to; if writing fails, it is removed."""
         begin = target_offset(piece.first_block, seals=self.seals)
-        return storage_of(piece.target).output(piece, attempt, source.mode, begin)
+        return open_storage(piece.target).output(piece, attempt, source.mode, begin)
 
 
 class Encrypting(Work):

@@ -96,24 +96,13 @@ def export_rows(source: Ledger, path: str, *, overwrite: bool = False) -> int:
         open(out.fd, "wb", closefd=False) as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        for batches in _together(source):
+        for batches in source.settled_groups(_MOST_ROWS):
             table = table_of([row for _, rows in batches for row in rows])
             numbers = [number for number, rows in batches for _ in rows]
             columns = [*table.columns, pa.array(numbers, pa.int64())]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             count += len(numbers)
     return count
-
-
-def _together(source: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
-    """Yield the settled batches, small ones together."""
-    group: list[tuple[int, list[Row]]] = []
-    for number, rows in source.rows_between(0):
-        group.append((number, rows))
-        if sum(len(rows) for _, rows in group) >= _MOST_ROWS:
-            yield group
-            group = []
-    yield group
 
 
 def copy_rows(source: _Settled, target: Ledger) -> Copied:

@@ -194,6 +194,17 @@ class Ledger:
                 if not tries_left:
                     raise
 
+    def settled_groups(self, most: int) -> Iterator[list[tuple[int, list[Row]]]]:
+        """Yield number and rows of all settled batches, oldest first, small batches together: up to
+        about ``most`` rows, or one batch."""
+        group: list[tuple[int, list[Row]]] = []
+        for number, rows in self.rows_between(0):
+            if group and sum(len(batch) for _, batch in group) + len(rows) > most:
+                yield group
+                group = []
+            group.append((number, rows))
+        yield group
+
     def settled_up_to(self) -> int:
         """Return the number of the newest settled batch with no pending batch before it, 0 if there
         is none. Every batch that is settled later has a higher number."""

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..._gcm import random_bytes
-from ..filesystems import filesystem_of, host_url_of, os_errors, refuse_chain
-from .store import exists
+from ...keys.pairs import already_exists
+from ..filesystems import host_url_of, open_filesystem, os_errors, refuse_chain
 
 # Requests at a time.
 _REQUESTS = 16
@@ -34,7 +34,7 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         refuse_chain(url)
         self.url = url.rstrip("/")
-        self._fs = filesystem_of(host_url_of(url))
+        self._fs = open_filesystem(host_url_of(url))
         with os_errors(self.url):
             self._root = str(self._fs._strip_protocol(self.url))
 
@@ -84,10 +84,10 @@ class ObjectStore:
             try:
                 self._fs.pipe_file(self._name(name), data, mode="create")
             except FileExistsError:
-                raise exists(self.url_of(name)) from None
+                raise already_exists(self.url_of(name)) from None
             except OSError as error:
                 if _is_refused(error):
-                    raise exists(self.url_of(name)) from None
+                    raise already_exists(self.url_of(name)) from None
                 raise
 
     def _looks_first(self) -> bool:
@@ -127,7 +127,7 @@ class HdfsStore(ObjectStore):
             answer = self._fs._call("RENAME", method="put", path=staged, destination=path)
             if answer.json()["boolean"] is not True:
                 self._fs.rm_file(staged)
-                raise exists(self.url_of(name))
+                raise already_exists(self.url_of(name))
 
     def _looks_first(self) -> bool:
         return False

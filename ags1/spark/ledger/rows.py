@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ... import layout
 from ...errors import FormatError
+from ...keys.sidecar import Sidecar
+from ..keys import as_text
 
 ENCRYPT, DECRYPT = "encrypt", "decrypt"
 DONE, FAILED, SKIPPED, REMOVED = "done", "failed", "skipped", "removed"
@@ -50,6 +54,40 @@ class Row(NamedTuple):
     replaces: bool
     job_id: str
     finished_ms: int
+
+
+def encrypted_row(
+    target: str,
+    relative_path: str,
+    size: int,
+    sidecar: Sidecar,
+    job_id: str,
+    *,
+    source: str = "",
+    attempt: str | None = None,
+) -> Row:
+    """Return the row of a new encrypted file of ``size`` bytes, which replaces none. Raises
+    KeyMetadataError for a sidecar without the file's KEK, FormatError for an impossible size."""
+    return Row(
+        operation=ENCRYPT,
+        source=source,
+        target=target,
+        relative_path=relative_path,
+        source_size=layout.plaintext_size(size),
+        source_version="",
+        target_size=size,
+        status=DONE,
+        error_kind=None,
+        error=None,
+        key_metadata=as_text(sidecar.to_dict()),
+        key_id=sidecar.key_id,
+        master_key_id=sidecar.kek_entry(sidecar.file_keys[0]).encrypted_by_id,
+        plaintext_hmac=None,
+        attempt=attempt,
+        replaces=False,
+        job_id=job_id,
+        finished_ms=time.time_ns() // 1_000_000,
+    )
 
 
 _TYPES: dict[str, pa.DataType] = {

@@ -7,10 +7,10 @@ one of that name. ``check`` tries that out. Knows nothing of ledgers.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable
 from typing import Protocol
+
+from ...keys.pairs import already_exists
 
 BUSY = (
     "another job is writing to this ledger: wait for it, or give each folder of targets a ledger "
@@ -67,10 +67,5 @@ def create(store: Store, name: str, data: bytes) -> None:
                     raise error from None
                 continue
             if found != data:
-                raise exists(store.url_of(name)) from None
+                raise already_exists(store.url_of(name)) from None
             return
-
-
-def exists(url: str) -> FileExistsError:
-    """Return the error of an object that is there already."""
-    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url)

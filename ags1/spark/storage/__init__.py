@@ -1,6 +1,6 @@
 """Where a job's files are. Read in this order::
 
-choice        the storage of a path, and the files that paths, patterns and folders match
+places        the storage of a path, and the files that paths, patterns and folders match
 protocol      what a job needs of every storage, and the life of a target
 pieces        the work on one file, and its pieces
 packed        what a driver keeps of a million files

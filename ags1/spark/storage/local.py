@@ -89,6 +89,10 @@ class LocalStorage:
 
     is_remote = False
 
+    @property
+    def mount(self) -> LocalStorage:
+        return self
+
     def absolute(self, path: str) -> str:
         return os.path.abspath(local_path(path) or path)
 

@@ -152,12 +152,8 @@ class Output(Protocol):
         """Append ``data``: all of a piece, or a run of ``Piece.unit`` blocks. Raises OSError."""
 
 
-class Storage(Protocol):
-    """A storage. Its methods raise OSError, also in place of the errors of its library.
-    ``is_remote``: each request mostly waits, so many are sent at a time. What ``stage`` returns for
-    an item, and an output's ``staged``, have a meaning for this storage only."""
-
-    is_remote: bool
+class FileListing(Protocol):
+    """Finds files."""
 
     def absolute(self, path: str) -> str:
         """Return the one form that a path has in the ledger."""
@@ -173,25 +169,17 @@ class Storage(Protocol):
         """Return a function that returns the status of a file below a folder. About ``count`` files
         will be asked for. ``follow``: follow links."""
 
-    def check_root(self, root: str) -> None:
-        """Raise OSError if ``root`` is something else than a folder."""
+
+class Publishing(Protocol):
+    """Stages files and gives them their names. What ``stage`` returns for an item, and an output's
+    ``staged``, have a meaning for this storage only."""
 
     def make_root(self, root: str) -> None:
         """Make the folder of a job's targets, or check that it can be used."""
 
-    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
-        """Return those of the folders, and of the folders between them and ``root``, that do not
-        exist. Storages that make no folders return none."""
-
-    def remove_empty(self, folders: Collection[str]) -> None:
-        """Remove those of the folders that are empty. Others stay."""
-
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         """Leave a mark of the job in the folder of its targets. Tasks stage files only as long as
         it is there. If the folder may be a mount, the mark also shows that it is mounted."""
-
-    def has_mark(self, job_id: str, root: str) -> bool:
-        """Return whether the job has marked the folder. It has also after ``end_mark``."""
 
     def check_mark(self, attempt: Attempt, *, now: bool) -> None:
         """Raise JobEndedError if the mark of an attempt's job has ended. Without ``now``, it may
@@ -200,9 +188,6 @@ class Storage(Protocol):
     def end_mark(self, job_id: str, root: str) -> None:
         """Tell the tasks of a job, which may outlast it, to stage nothing any more. ``clear`` comes
         after this. If a task stages files later, it removes them when it looks at the mark."""
-
-    def remove_mark(self, job_id: str, root: str) -> None:
-        """Remove all that is left of a job's mark. What cannot be removed stays."""
 
     def unit(self, plaintext_size: int) -> int:
         """Return ``Item.unit``: tasks write ranges of a file that are multiples of so many blocks.
@@ -220,9 +205,6 @@ class Storage(Protocol):
     ) -> AbstractContextManager[Output]:
         """Open what an attempt writes to. If writing fails, remove it. ``begin`` is the piece's
         offset in the target."""
-
-    def sync(self, staged: Sequence[str]) -> None:
-        """Sync what attempts have written to the disk."""
 
     def gather(
         self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
@@ -259,9 +241,44 @@ class Storage(Protocol):
         """Write a sidecar, whole or not at all, in place of an older one. ``clear`` removes what a
         killed job leaves of it. ``sync_names`` syncs it; without a job it is synced now."""
 
-    def sync_names(self, paths: Collection[str]) -> None:
-        """Sync the names in these folders to the disk."""
-
     def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         """Remove what attempts of a job have left: files in ``folders`` (None: anywhere below
         ``root``), and uploads. Return whether nothing is left."""
+
+
+class Mount(Protocol):
+    """What only a mounted folder has: folders that may be missing or not mounted, names that are
+    not on the disk yet."""
+
+    def check_root(self, root: str) -> None:
+        """Raise OSError if ``root`` is something else than a folder."""
+
+    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
+        """Return those of the folders, and of the folders between them and ``root``, that do not
+        exist."""
+
+    def remove_empty(self, folders: Collection[str]) -> None:
+        """Remove those of the folders that are empty. Others stay."""
+
+    def has_mark(self, job_id: str, root: str) -> bool:
+        """Return whether the job has marked the folder. It has also after ``end_mark``."""
+
+    def remove_mark(self, job_id: str, root: str) -> None:
+        """Remove all that is left of a job's mark. What cannot be removed stays."""
+
+    def sync(self, staged: Sequence[str]) -> None:
+        """Sync what attempts have written to the disk."""
+
+    def sync_names(self, paths: Collection[str]) -> None:
+        """Sync the names in these folders to the disk."""
+
+
+class Storage(FileListing, Publishing, Protocol):
+    """A storage. Its methods raise OSError, also in place of the errors of its library.
+    ``is_remote``: each request mostly waits, so many are sent at a time."""
+
+    is_remote: bool
+
+    @property
+    def mount(self) -> Mount | None:
+        """This storage, if it is a mounted folder."""

@@ -117,6 +117,7 @@ class RemoteStorage:
     What an attempt has staged is a path, and so is ``Row.attempt``."""
 
     is_remote = True
+    mount = None
 
     def __init__(self, filesystem: Any, host_url: str) -> None:
         self.fs = filesystem
@@ -255,25 +256,13 @@ class RemoteStorage:
         except FileNotFoundError:
             return None
 
-    def check_root(self, root: str) -> None:
-        return
-
     def make_root(self, root: str) -> None:
         with os_errors(root):
             self.fs.makedirs(self.name(root), exist_ok=True)
 
-    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
-        return set()
-
-    def remove_empty(self, folders: Collection[str]) -> None:
-        return
-
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         self.make_root(_staging_folder(root, job_id))
         self.write_small(_mark_path(root, job_id), b"ags1\n")
-
-    def has_mark(self, job_id: str, root: str) -> bool:
-        return True  # a store that cannot be reached raises an error instead
 
     def check_mark(self, attempt: Attempt, *, now: bool) -> None:
         if attempt.root is None:
@@ -291,9 +280,6 @@ class RemoteStorage:
         path = _mark_path(root, job_id)
         with contextlib.suppress(FileNotFoundError), os_errors(path):
             self.fs.rm_file(self.name(path))
-
-    def remove_mark(self, job_id: str, root: str) -> None:
-        return  # it was in the folder of the staged files
 
     def unit(self, plaintext_size: int) -> int:
         return 0
@@ -333,9 +319,6 @@ class RemoteStorage:
     def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
         with os_errors(path):
             self.fs.pipe_file(self.name(path), data)
-
-    def sync(self, staged: Sequence[str]) -> None:
-        return  # closing a file has stored it
 
     def gather(
         self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
@@ -437,9 +420,6 @@ class RemoteStorage:
 
     def has_its_name(self, row: Row) -> bool:
         return self._status_or_none(self._staged(row)) is None
-
-    def sync_names(self, paths: Collection[str]) -> None:
-        return
 
     def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         folder = _staging_folder(root, job_id)

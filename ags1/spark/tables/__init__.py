@@ -2,9 +2,9 @@
 
 They run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table`` and
 ``EncryptedTable.rekey``, and return the same. The driver plans, reports and commits; executors do
-the work on data and delete files (``executors``, ``tasks``, ``waves``). A table is named as for the
-data source "ags1-iceberg": by its name in a catalog or the location of its metadata.json, and by
-options (``catalog``, ``catalog.<property>``, ``key``, ``keyring``, …, see ``table_access``). An
+the work on data and delete files (``ags1.iceberg.distributed``), in ``waves``. A table is named as
+for the data source "ags1-iceberg": by its name in a catalog or the location of its metadata.json,
+and by options (``catalog``, ``catalog.<property>``, ``key``, …, see ``table_access``). An
 option that is not known is refused. No option may be a secret: driver and executors open the table,
 its storage and its KMS each for themselves::
 
@@ -23,24 +23,25 @@ from typing import Any, TypeAlias
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE
+from pyiceberg.table.refs import MAIN_BRANCH
 
-from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
-from .. import iceberg_api
-from .. import known_options as known_names
-from .. import options as opt
-from ..iceberg_api import (
-    MAIN_BRANCH,
+from ...iceberg.distributed import (
     ContentFile,
     EncryptedCatalog,
     EncryptedTable,
-    EstimatedProgress,
+    FileChecks,
+    FileRewrites,
     MigrationResult,
-    Progress,
     Rekeyed,
     TableVerification,
+    migrate,
 )
-from ..table_access import catalog_of_options, open_of_options
-from .executors import SparkChecks, SparkRewrites
+from ...iceberg.distributed import verify_table as verify_with
+from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
+from .. import known_options as known_names
+from .. import options as opt
+from ..table_access import TableByOptions, catalog_of_options, open_of_options
+from .waves import WaveRunner
 
 __all__ = ["migrate_table", "rekey_table", "verify_table"]
 
@@ -53,7 +54,7 @@ def verify_table(
     options: Options | None = None,
     *,
     cores: int | None = None,
-    progress: EstimatedProgress | None = None,
+    progress: Callable[[int, int | None], object] | None = None,
     require_encrypted: bool = False,
     list_folders: bool = True,
 ) -> TableVerification:
@@ -67,12 +68,12 @@ def verify_table(
     than a file.
     """
     opened, known = _opened(table, options)
-    return iceberg_api.verify_table(
+    return verify_with(
         opened,
         progress=progress,
         require_encrypted=require_encrypted,
         list_folders=list_folders,
-        executor=SparkChecks(spark, opened, known, cores),
+        executor=FileChecks(WaveRunner(spark, cores), opened, TableByOptions.of(known)),
     )
 
 
@@ -88,7 +89,7 @@ def migrate_table(
     delete_plaintext: bool = False,
     cores: int | None = None,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> MigrationResult:
     """Encrypt a table that is not encrypted under the master key ``key_id``, in one commit.
 
@@ -106,10 +107,11 @@ def migrate_table(
         return verify_table(spark, migrated, {**known, "key": key_id}, cores=cores)
 
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(SparkRewrites(spark, known, cores, is_plain=True))
+        rewrites = FileRewrites(WaveRunner(spark, cores), TableByOptions.of(known), is_plain=True)
+        executor = stack.enter_context(rewrites)
         if catalog is None:
             catalog = stack.enter_context(contextlib.closing(catalog_of_options(known)))
-        return iceberg_api.migrate(
+        return migrate(
             catalog,
             table,
             key_id,
@@ -134,7 +136,7 @@ def rekey_table(
     branch: str | None = MAIN_BRANCH,
     cores: int | None = None,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Rekeyed:
     """Rewrite files of a table under fresh keys, in one snapshot; return how many.
 
@@ -145,7 +147,7 @@ def rekey_table(
     There are more than eight arguments, because each is an option of the rekeying or of Spark.
     """
     opened, known = _opened(table, options)
-    with SparkRewrites(spark, known, cores) as executor:
+    with FileRewrites(WaveRunner(spark, cores), TableByOptions.of(known)) as executor:
         return opened.rekey(
             row_filter,
             select=select,

@@ -10,14 +10,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+from uuid import uuid4
 
 from ..jobs.group import JobGroup
 from ..jobs.planning import FILE_COST
+from ..workers import end_of_task
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Costed: TypeAlias = "tuple[Item, int]"
+Work: TypeAlias = "Callable[[Iterable[list[Item]]], Iterator[list[Result]]]"
 
 # Bytes that a task reads: the least that is worth a task, even for an idle core, and the most.
 _LEAST_COST = 8 << 20
@@ -25,24 +29,51 @@ _TASK_COST = 128 << 20
 _TASKS_PER_CORE = 4
 
 
-def run_in_waves(
-    group: JobGroup,
-    items: Iterable[Costed[Item]],
-    work: Callable[[Iterable[list[Item]]], Iterator[list[Result]]],
-    tick: Callable[[], object],
-) -> Generator[Result, None, None]:
-    """Yield the results of ``work``, which gets lists of items, for all items. Each item comes with
-    the bytes that its work reads. ``work`` is pickled. ``tick`` is called about ten times a second
-    while this waits. The tasks are cancelled if the generator is closed or anything raises. Raises
-    as ``JobGroup.run``, and what ``items`` raises."""
+@dataclass(frozen=True)
+class _InTask(Generic[Item, Result]):
+    """``work`` in a task of Spark; picklable."""
 
-    def run(tasks: list[Costed[list[Item]]]) -> list[list[Result]]:
-        return group.run([task for task, _ in tasks], work, [size for _, size in tasks])
+    work: Work[Item, Result]
 
-    with closing(group.run_waves(_waves(items, group.cores), run, tick)) as finished:
-        for _, results in finished:
-            for of_task in results:
-                yield from of_task
+    def __call__(self, tasks: Iterable[list[Item]]) -> Iterator[list[Result]]:
+        yield from self.work(tasks)
+        end_of_task()
+
+
+class WaveRunner:
+    """Runs the tasks of one job in Spark. ``cores`` are those of the cluster, by default what Spark
+    says."""
+
+    def __init__(self, spark: Any, cores: int | None) -> None:
+        self._group = JobGroup(spark, f"ags1-{uuid4()}", "ags1: files of a table", cores)
+        self.wait_for_tasks = self._group.wait_for_tasks
+
+    @property
+    def cost_done(self) -> int:
+        """As ``JobGroup.cost_done``."""
+        return self._group.cost_done
+
+    def run(
+        self,
+        items: Iterable[Costed[Item]],
+        work: Work[Item, Result],
+        tick: Callable[[], object],
+    ) -> Generator[Result, None, None]:
+        """Yield the results of ``work``, which gets lists of items, for all items. Each item comes
+        with the bytes that its work reads. ``work`` is pickled. ``tick`` is called about ten times
+        a second while this waits. The tasks are cancelled if the generator is closed or anything
+        raises. Raises as ``JobGroup.run``, and what ``items`` raises."""
+        group = self._group
+
+        def run(tasks: list[Costed[list[Item]]]) -> list[list[Result]]:
+            return group.run(
+                [task for task, _ in tasks], _InTask(work), [size for _, size in tasks]
+            )
+
+        with closing(group.run_waves(_waves(items, group.cores), run, tick)) as finished:
+            for _, results in finished:
+                for of_task in results:
+                    yield from of_task
 
 
 def _waves(items: Iterable[Costed[Item]], cores: int) -> Iterator[list[Costed[list[Item]]]]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ...process import OncePerProcess
-from ..filesystems import filesystem_of, host_url_of, is_s3, refuse_chain
+from ..filesystems import host_url_of, is_s3, open_filesystem, refuse_chain
 from ..paths import local_path
 from .local import LOCAL
 from .packed import Packed, PackedFiles
@@ -26,16 +26,16 @@ class Listing(NamedTuple):
     passed_over: dict[str, tuple[str, int]]
 
 
-def storage_of(path: str) -> Storage:
+def open_storage(path: str) -> Storage:
     """Return the storage of a path. A URL's is the file system that fsspec has for its scheme, with
     the credentials that this process finds. Raises OSError for a URL that cannot be used, and
     KmsConfigurationError for one with a password, a signature or another URL in it: paths are sent
     to executors and stored in ledgers."""
     refuse_chain(path)
-    return LOCAL if local_path(path) is not None else _remote_storage_of(path)
+    return LOCAL if local_path(path) is not None else _open_remote(path)
 
 
-def _remote_storage_of(path: str) -> RemoteStorage:
+def _open_remote(path: str) -> RemoteStorage:
     host_url = host_url_of(path)
     known = _remote.get()
     return known.get(host_url) or known.setdefault(host_url, _new_storage(host_url))
@@ -43,7 +43,7 @@ def _remote_storage_of(path: str) -> RemoteStorage:
 
 def _new_storage(host_url: str) -> RemoteStorage:
     """Return the storage of a URL's scheme and host. Raises OSError if it cannot be used."""
-    filesystem = filesystem_of(host_url)
+    filesystem = open_filesystem(host_url)
     return (S3Storage if is_s3(filesystem) else RemoteStorage)(filesystem, host_url)
 
 
@@ -52,12 +52,12 @@ _remote: OncePerProcess[dict[str, RemoteStorage]] = OncePerProcess(dict)
 
 
 def absolute(path: str) -> str:
-    """Return the one form that a path has in the ledger. Raises as ``storage_of``, and OSError if
+    """Return the one form that a path has in the ledger. Raises as ``open_storage``, and OSError if
     that form would lose the host."""
-    storage = storage_of(path)
+    storage = open_storage(path)
     whole = storage.absolute(path)
     if local_path(path) is None:
-        meant, known = _remote_storage_of(path), _remote_storage_of(whole)
+        meant, known = _open_remote(path), _open_remote(whole)
         if known is not meant and not known.is_like(meant):
             said = "executors would look elsewhere: name the host in fsspec's configuration"
             raise OSError(errno.EINVAL, said, path)
@@ -70,7 +70,7 @@ def find(
     """List the files that paths, globs and folders mean, each file once. Folders are walked,
     several at a time. Paths that are no files, and files that ``takes`` does not take, are counted.
     Unfinished files of ags1, and all files in the folders ``closed``, are left out without a count.
-    Raises KmsConfigurationError as ``storage_of``."""
+    Raises KmsConfigurationError as ``open_storage``."""
     files = PackedFiles()
     problems: list[Problem] = []
     passed_over: dict[str, tuple[str, int]] = {}
@@ -79,7 +79,7 @@ def find(
         for source in sources:
             try:
                 absolute(source)
-                for item in storage_of(source).find(source, closed, takes, pool):
+                for item in open_storage(source).find(source, closed, takes, pool):
                     if isinstance(item, SourceFile):
                         files.add(item)
                     elif isinstance(item, PassedOver):

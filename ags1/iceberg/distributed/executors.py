@@ -1,10 +1,10 @@
-"""Lets Spark's executors, instead of threads, do the work on each file of a table.
+"""Lets other processes, instead of threads, do the work on each file of a table.
 
-``verify_table`` checks files with ``SparkChecks``; migration and rekeying rewrite them with
- ``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine::
+``verify_table`` checks files with ``FileChecks``; migration and rekeying rewrite them with
+``FileRewrites``. Planning, findings and the commit stay with the driver, as on one machine::
 
     driver                                            executor (``tasks``)
-    opens the table by the job's options              opens it by the same options, once a process
+    opens the table                                   opens it too, once a process
     JobKey: a key of the job, wrapped         ----->  has the KMS unwrap it, once a process
     a file's record, its key wrapped          ----->  unwraps the file's key; checks the file, or
        under the job's key                            rewrites it under a fresh key
@@ -17,62 +17,62 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyiceberg.table.locations import LocationProvider
 
 from ...errors import KMS_UNUSABLE, Ags1Error
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import EncryptionManager
-from .. import options as opt
-from ..iceberg_api import (
-    ByteMeter,
-    Check,
-    ContentFile,
-    Done,
-    EncryptedTable,
-    Outcome,
-    TableFiles,
-    TableOutput,
-    Tick,
-    new_location,
-)
-from ..jobs.group import JobGroup
-from ..table_access import JobKey, new_job_id
-from .tasks import (
-    Checking,
-    Failed,
-    JobTable,
-    NewFile,
-    OldFile,
-    Rewriting,
-    SentCheck,
-)
-from .waves import run_in_waves
+from ..operations.verify.checks import Check, Outcome, Tick
+from ..read.records import ContentFile
+from ..storage.byte_meter import ByteMeter
+from ..storage.output import TableOutput
+from ..storage.table_files import TableFiles
+from ..table import EncryptedTable
+from ..write.executors import Done
+from ..write.reencryption import new_location
+from .sealed import JobKey, SentRecord
+from .tasks import OLD_FIELDS, Checking, JobTable, NewFile, OldFile, Rewriting, SentCheck
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
-_Item = TypeVar("_Item")
+
+class TaskRunner(Protocol):
+    """Runs the tasks of one job in other processes."""
+
+    @property
+    def cost_done(self) -> int:
+        """About how many bytes the tasks have read; it may also become less."""
+
+    def run(
+        self,
+        items: Iterable[tuple[Any, int]],
+        work: Callable[[Iterable[list[Any]]], Iterator[list[Any]]],
+        tick: Callable[[], object],
+    ) -> Generator[Any, None, None]:
+        """Yield the results of ``work``, which is pickled and gets lists of items, for all items.
+        Each comes with the bytes that its work reads. ``tick`` is called about ten times a second.
+        Closing the generator ends the tasks."""
+
+    def wait_for_tasks(self) -> object:
+        """Wait until no task of the job runs any more, as far as that is known."""
 
 
-class SparkChecks:
-    """A ``CheckExecutor``: checks the files of ``table`` on executors, which open it by
-    ``options``. Raises KmsConfigurationError for an option that is a secret."""
+class FileChecks:
+    """A ``CheckExecutor``: has ``runner`` check the files of ``table``, which the tasks open as
+    ``job_table``."""
 
-    def __init__(
-        self, spark: Any, table: EncryptedTable, options: Mapping[str, str], cores: int | None
-    ) -> None:
-        opt.refuse_secrets(options)
+    def __init__(self, runner: TaskRunner, table: EncryptedTable, job_table: JobTable) -> None:
         self._table = table
-        self._job_table = JobTable(new_job_id(), tuple(sorted(options.items())))
-        self._group = _job_group(spark, cores)
+        self._job_table = job_table
+        self._runner = runner
 
     def run(
         self, checks: Iterator[Check], files: TableFiles, meter: ByteMeter, tick: Tick
@@ -89,13 +89,13 @@ class SparkChecks:
 
         def tell() -> None:
             nonlocal counted
-            now = max(counted, self._group.cost_done)
+            now = max(counted, self._runner.cost_done)
             meter.add(now - counted)
             counted = now
             tick()
 
         work = Checking(self._job_table, files.keys.table_key_id, key)
-        with closing(run_in_waves(self._group, sent(), work, tell)) as results:
+        with closing(self._runner.run(sent(), work, tell)) as results:
             for number, outcome in results:
                 ids = snapshots.pop(number)
                 findings = [replace(finding, snapshot_ids=ids) for finding in outcome.findings]
@@ -125,26 +125,20 @@ class SparkChecks:
         return None, None
 
 
-class SparkRewrites:
-    """A ``RewriteExecutor``: rewrites files of a table on executors, which open it by ``options``.
+class FileRewrites:
+    """A ``RewriteExecutor``: has ``runner`` rewrite files of a table, which the tasks open as
+    ``job_table``.
 
     ``is_plain``: the table is not encrypted yet. As a context manager, it deletes at its end the
     files of attempts whose results did not count: of tasks that ran again, or twice at a time. An
-    attempt that is killed while it writes leaves no file under the name of a data file. Raises
-    KmsConfigurationError for an option that is a secret.
+    attempt that is killed while it writes leaves no file under the name of a data file.
     """
 
-    def __init__(
-        self,
-        spark: Any,
-        options: Mapping[str, str],
-        cores: int | None = None,
-        is_plain: bool = False,
-    ) -> None:
-        opt.refuse_secrets(options)
-        self._job_id = new_job_id()
-        self._job_table = JobTable(self._job_id, tuple(sorted(options.items())), is_plain)
-        self._group = _job_group(spark, cores)
+    def __init__(self, runner: TaskRunner, job_table: JobTable, is_plain: bool = False) -> None:
+        self._job_id = job_table.job_id
+        self._job_table = job_table
+        self._is_plain = is_plain
+        self._runner = runner
         self._numbers = itertools.count()
         # The names of the new files that are used, and the folders of new files.
         self._used: set[str] = set()
@@ -167,58 +161,41 @@ class SparkRewrites:
         self._folders[locations.data_path] = output
         under_way: dict[int, ContentFile] = {}
 
-        def send(file: ContentFile) -> OldFile:
-            number = next(self._numbers)
-            under_way[number] = file
-            location = new_location(file, locations, f"{self._job_id}-{number}")
-            return OldFile.of(number, location, file, job)
-
-        work = Rewriting(self._job_table, manager.table_key_id, key_size, key)
-        with closing(self._run(files, lambda f: f.file_size_in_bytes, send, work)) as results:
-            result: NewFile
-            for result in results:
-                old = under_way.pop(result.number)
-                new = result.replacing(old, job)
-                self._note(new, output)
-                on_done(old, new)
-
-    def _run(
-        self,
-        items: Iterable[_Item],
-        size_of: Callable[[_Item], int],
-        send: Callable[[_Item], Any],
-        work: Any,
-    ) -> Generator[Any, None, None]:
-        """Have executors ``work`` on what ``send`` makes of each item; yield the results. After a
-        failure, no other item is sent. Once those under way are done, the failure is raised."""
         failure: Exception | None = None
 
-        def sent() -> Iterator[tuple[Any, int]]:
+        def old_files() -> Iterator[tuple[OldFile, int]]:
             # The largest first, so that none of them is left for the end.
-            for item in sorted(items, key=size_of, reverse=True):
+            for file in sorted(files, key=lambda f: f.file_size_in_bytes, reverse=True):
                 if failure is not None:
                     return
-                yield send(item), size_of(item)
+                number = next(self._numbers)
+                under_way[number] = file
+                location = new_location(file, locations, f"{self._job_id}-{number}")
+                sent = SentRecord.of(file, OLD_FIELDS, job)
+                yield OldFile(number, location, sent), file.file_size_in_bytes
 
-        with closing(run_in_waves(self._group, sent(), work, _nothing)) as results:
+        work = Rewriting(self._job_table, manager.table_key_id, key_size, key, self._is_plain)
+        with closing(self._runner.run(old_files(), work, _nothing)) as results:
+            result: NewFile
             for result in results:
-                if isinstance(result, Failed):
+                if result.sent is None:
+                    # No other file is sent. Those under way are completed.
                     failure = failure or result.error
-                else:
-                    yield result
+                    continue
+                old = under_way.pop(result.number)
+                new = old.replace(**result.sent.fields_with_key(job))
+                output.note(new.file_path)
+                self._used.add(_name(new.file_path))
+                on_done(old, new)
         if failure is not None:
             raise failure
-
-    def _note(self, file: ContentFile, output: TableOutput) -> None:
-        output.note(file.file_path)
-        self._used.add(_name(file.file_path))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._folders:
-            self._group.wait_for_tasks()
+            self._runner.wait_for_tasks()
         for folder, output in self._folders.items():
             try:
                 output.discard(self._unused(output, folder))
@@ -233,10 +210,6 @@ class SparkRewrites:
         return [
             path for path in listed if self._job_id in _name(path) and _name(path) not in self._used
         ]
-
-
-def _job_group(spark: Any, cores: int | None) -> JobGroup:
-    return JobGroup(spark, f"ags1-{uuid4()}", "ags1: files of a table", cores)
 
 
 def _name(location: str) -> str:

@@ -1,0 +1,47 @@
+"""Work on an encrypted table in other processes: the whole interface of Spark's package.
+
+    FileChecks, FileRewrites   ``verify_table``, ``migrate`` and ``rekey`` by other processes
+    ScanJob                    reads a scan's parts
+    WriteJob                   writes new data files, and commits them
+
+A job sends the keys of files wrapped under a key of its own, and each process has the KMS unwrap
+that key (``sealed``). A ``TaskRunner`` runs the tasks. Knows nothing of Spark.
+"""
+
+from ..catalog import EncryptedCatalog, load_catalog
+from ..operations.catalog_jobs import MigrationResult, migrate
+from ..operations.rekey import Rekeyed
+from ..operations.verify import verify_table
+from ..operations.verify.findings import TableVerification
+from ..pyiceberg.catalogs import configured_properties
+from ..pyiceberg.expressions import BooleanRewriter
+from ..read.filters import bound_filter
+from ..read.metadata_columns import METADATA_NAMES, filtered_schema
+from ..read.records import ContentFile
+from ..table import EncryptedTable, open_table
+from .executors import FileChecks, FileRewrites
+from .scan import Scan, ScanJob
+from .write import WriteJob
+
+__all__ = [
+    "METADATA_NAMES",
+    "BooleanRewriter",
+    "ContentFile",
+    "EncryptedCatalog",
+    "EncryptedTable",
+    "FileChecks",
+    "FileRewrites",
+    "MigrationResult",
+    "Rekeyed",
+    "Scan",
+    "ScanJob",
+    "TableVerification",
+    "WriteJob",
+    "bound_filter",
+    "configured_properties",
+    "filtered_schema",
+    "load_catalog",
+    "migrate",
+    "open_table",
+    "verify_table",
+]
