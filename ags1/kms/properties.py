@@ -17,9 +17,10 @@ from .secret import Secret
 # a catalog, so the names of Iceberg's file systems and REST client are here too. A longer name
 # (token-file, token-expires-at) is another property.
 _SECRET = re.compile(
-    r"(^|[._-])"
+    r"(^|[._:-])"
     r"(secret([._-](id|key|access[._-]key))?|password|passphrase|token|credentials?(-json)?|jwt"
-    r"|authorization|connection-string|(account|private|api|encryption|decryption)[._-]key|sse\.key)$"
+    r"|saml[12]|cookie|authorization|signature|connection-string|(account|private|api|encryption|decryption)[._-]key|sse\.key)$"
+    r"|^auth$"  # with what is nested in it
     r"|^encryption\.kms\.key\."
     r"|(^|[._-])account[._-]key\."  # then the account
     r"|^adls\.(sas-token|connection-string)\.",  # then the account

@@ -23,8 +23,8 @@ PLAIN = {
 METADATA = [b'{"format-version": 3}', gzip.compress(b"{}")]
 
 
-def read(java: Java, tmp_path: Path, data: bytes, *, required: bool) -> bytes:
-    path = tmp_path / "file"
+def read(java: Java, tmp_path: Path, data: bytes, *, required: bool, name: str = "file") -> bytes:
+    path = tmp_path / name
     path.write_bytes(data)
     call = "ags1.iceberg.Guard.read"
     return bytes.fromhex(java.call(call, path=f"file:{path}", required=required))
@@ -32,9 +32,11 @@ def read(java: Java, tmp_path: Path, data: bytes, *, required: bool) -> bytes:
 
 @pytest.mark.parametrize("required", [True, False])
 def test_what_is_read(java: Java, tmp_path: Path, required: bool) -> None:
-    for data in (*ENCRYPTED, *METADATA):
+    for data in ENCRYPTED:
         assert read(java, tmp_path, data, required=required) == data
-    for data in PLAIN.values():
+    for data, name in zip(METADATA, ("00001-a.metadata.json", "v1.gz.metadata.json"), strict=True):
+        assert read(java, tmp_path, data, required=required, name=name) == data
+    for data in (*PLAIN.values(), *METADATA):
         with pytest.raises(JavaError, match="is not encrypted or is truncated"):
             read(java, tmp_path, data, required=required)
 
@@ -60,3 +62,18 @@ def test_what_is_written(java: Java, tmp_path: Path, size: int) -> None:
         with pytest.raises(JavaError, match="would be written unencrypted"):
             java.call("ags1.iceberg.Guard.write", path=f"file:{path}", bytes=data.hex(), size=size)
         assert not path.exists()
+
+
+def test_metadata_that_changes_during_a_commit_is_not_pinned(java: Java, tmp_path: Path) -> None:
+    catalog = {
+        "uri": f"jdbc:sqlite:{tmp_path}/catalog.db",
+        "warehouse": f"file:{tmp_path}",
+        "encryption.kms-type": "memory",
+        "encryption.kms.key.a": b"0123456789012345".hex(),
+    }
+    create = "ags1.iceberg.Swapped.create"
+    swapped = {"from": '"price"', "to": '"PRICE"'}
+    with pytest.raises(JavaError, match="is not the metadata that was committed"):
+        java.call(create, catalog=catalog, **swapped)
+    # The catalog has no table then: with metadata that stays, it is made.
+    assert java.call(create, catalog=catalog, **(swapped | {"to": '"price"'})).endswith("/db/t")

@@ -22,8 +22,8 @@ import org.apache.iceberg.io.SupportsPrefixOperations;
  *
  * <p>Where key metadata is missing, Iceberg reads and writes a file unencrypted. Here the first
  * bytes decide. A file must be an AES-GCM stream ({@code AGS1}) or encrypted Parquet ({@code
- * PARE}). metadata.json is JSON, perhaps in gzip, which no reader takes for another file. The format
- * allows unencrypted data files: those in Parquet are read, unless the rules forbid it.
+ * PARE}), or a metadata.json by its name too. The format allows unencrypted data files:
+ * those in Parquet are read, unless the rules forbid it.
  */
 class GuardedFileIO implements FileIO {
   private static final int FIRST = 4;
@@ -89,7 +89,8 @@ class GuardedFileIO implements FileIO {
         int size = IOUtil.readRemaining(stream, bytes, 0, FIRST);
         String first = new String(bytes, 0, size, ISO_8859_1);
         refuseIf(
-            !isEncrypted(first) && !first.startsWith("{") && !first.startsWith("\u001f\u008b")
+            !isEncrypted(first)
+                && !(location().contains(".metadata.json") && first.matches("(?s)(\\{|\u001f\u008b).*"))
                 && !(readsPlainParquet && first.equals("PAR1")),
             "%s belongs to an encrypted table, and is not encrypted or is truncated: somebody "
                 + "replaced it, or another program wrote it unencrypted", location());

@@ -81,7 +81,7 @@ final class PinnedOperations extends DelegatingOperations {
     refuseIf(
         isPinned && !sha256(stored).equals(pinned.get(JdbcPins.SHA256)),
         "%s is not the file that the catalog knows: somebody has changed it", location);
-    TableMetadata metadata = TableMetadataParser.read(new InMemoryInputFile(location, stored));
+    TableMetadata metadata = parsed(location, stored);
     String keyId = pinned.get(JdbcPins.KEY_ID);
     refuseIf(
         keyId != null && !keyId.equals(metadata.properties().get(KEY)),
@@ -104,6 +104,11 @@ final class PinnedOperations extends DelegatingOperations {
         connection -> {
           inner.commit(base == null ? null : unchecked, metadata);
           String location = inner.refresh().metadataFileLocation();
+          byte[] stored = stored(location);
+          refuseIf(
+              !TableMetadataParser.toJson(parsed(location, stored))
+                  .equals(TableMetadataParser.toJson(metadata)),
+              "%s is not the metadata that was committed: somebody has changed it", location);
           if (keyId != null) {
             String confirmed = hasStrangeFolder(base, metadata, location) ? UNCONFIRMED : location;
             pins.write(
@@ -111,7 +116,7 @@ final class PinnedOperations extends DelegatingOperations {
                 Map.of(
                     JdbcPins.KEY_ID, keyId,
                     JdbcPins.LOCATION, confirmed,
-                    JdbcPins.SHA256, sha256(stored(location))));
+                    JdbcPins.SHA256, sha256(stored)));
           } else if (base == null) {
             pins.remove(connection, identifier); // left over from a table of that name
           }
@@ -152,6 +157,10 @@ final class PinnedOperations extends DelegatingOperations {
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
+  }
+
+  private static TableMetadata parsed(String location, byte[] stored) {
+    return TableMetadataParser.read(new InMemoryInputFile(location, stored));
   }
 
   private static String sha256(byte[] bytes) {
