@@ -62,12 +62,13 @@ def build(prefix: Path, scratch: Path) -> None:
     modules.mkdir(parents=True)
     (prefix / "ssl").mkdir()
     shutil.copy(source / "providers" / "fips.so", modules)
-    (prefix / "ssl" / "openssl.cnf").write_text(CONFIGURATION.format(prefix=prefix))
     # It tests the provider, and writes down its checksum.
     run(
         *("apps/openssl", "fipsinstall", "-pedantic", "-module", modules / "fips.so"),
         *("-out", prefix / "ssl" / "fipsmodule.cnf"),
     )
+    # It names the file that was just made, without which no program of this OpenSSL starts.
+    (prefix / "ssl" / "openssl.cnf").write_text(CONFIGURATION.format(prefix=prefix))
     # This is looked for, so it comes last.
     shutil.copy(source / "libcrypto.a", prefix / "lib")
 
