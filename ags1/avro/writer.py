@@ -40,7 +40,7 @@ class AvroFileWriter:
     def __init__(
         self,
         file: BinaryIO,
-        km: KeyMetadata,
+        key_metadata: KeyMetadata,
         schema: Schema,
         schema_json: Mapping[str, Any],
         codec: AvroCodec,
@@ -51,7 +51,7 @@ class AvroFileWriter:
         self._container = NewContainer(described, properties, codec)
         self._rows_schema = fastavro.parse_schema({"type": "array", "items": described})
         self._block_rows = _FIRST_BLOCK_ROWS
-        self._stream = Writer(file, km, block_size=layout.DEFAULT_BLOCK_SIZE)
+        self._stream = Writer(file, key_metadata, block_size=layout.DEFAULT_BLOCK_SIZE)
         try:
             self._stream.write(self._container.header)
         except BaseException:

@@ -193,7 +193,7 @@ class KeyEncryptionKey(Secret):
         return len(self._key)
 
     def wrap_key_metadata(
-        self, km: KeyMetadata, key_id: str | None = None, *, purpose: bytes = b""
+        self, key_metadata: KeyMetadata, key_id: str | None = None, *, purpose: bytes = b""
     ) -> EncryptedKey:
         """Return an entry that holds ``km`` encrypted under this KEK, with a new ID unless one is
         given. ``purpose`` follows the timestamp in the additional data; manifest lists have none.
@@ -205,7 +205,7 @@ class KeyEncryptionKey(Secret):
                 f"the KEK {self.entry.key_id!r} was unwrapped before a fork, and the parent may "
                 "use it too: unwrap it again in the child"
             )
-        sealed = seal(self._key, km.to_bytes(), self._additional_data(purpose))
+        sealed = seal(self._key, key_metadata.to_bytes(), self._additional_data(purpose))
         return EncryptedKey(key_id or new_key_id(), sealed, self.entry.key_id)
 
     def unwrap_key_metadata(self, entry: EncryptedKey, *, purpose: bytes = b"") -> KeyMetadata:

@@ -63,9 +63,9 @@ class Keychain:
         work, to learn at once if the KMS cannot be used. Raises KmsError."""
         self._new_kek.get()
 
-    def seal(self, km: KeyMetadata) -> Sidecar:
+    def seal(self, key_metadata: KeyMetadata) -> Sidecar:
         """Return a sidecar that holds ``km``. Raises KmsError."""
-        return Sidecar.seal(km, self._new_kek.get())
+        return Sidecar.seal(key_metadata, self._new_kek.get())
 
     def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
         """Return the key metadata of ``encrypted_file`` (None for a pipe) from its sidecar, as
@@ -212,11 +212,11 @@ def key_of_file(
     of the file decides which key is the right one. If none fits, this returns the newest one.
     ``prefer`` is that of ``Sidecar.open``."""
     newest, *older = sidecar.file_keys
-    km = sidecar.open(unwrap_kek, newest, prefer)
-    if file is None or not older or _opens(file, km):
-        return km
+    key_metadata = sidecar.open(unwrap_kek, newest, prefer)
+    if file is None or not older or _opens(file, key_metadata):
+        return key_metadata
     candidates = (sidecar.open(unwrap_kek, wrapped, prefer) for wrapped in older)
-    return next((other for other in candidates if _opens(file, other)), km)
+    return next((other for other in candidates if _opens(file, other)), key_metadata)
 
 
 @contextlib.contextmanager
@@ -241,10 +241,10 @@ def find_sidecar(path: str) -> Sidecar:
         raise KeyMetadataError(message, file=path) from None
 
 
-def _opens(file: Any, km: KeyMetadata) -> bool:
+def _opens(file: Any, key_metadata: KeyMetadata) -> bool:
     """Whether ``km`` fits the file: its length, and the tag of its first block."""
     try:
-        with open_stream(file, "rb", km) as stream:
+        with open_stream(file, "rb", key_metadata) as stream:
             stream.read(1)
     except Ags1Error:
         return False

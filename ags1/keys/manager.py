@@ -176,15 +176,17 @@ class EncryptionManager:
             return self.cache.peek(entry, self.table_key_id)
         return self._unwrap(entry)
 
-    def add_manifest_list_key(self, km: KeyMetadata) -> str:
+    def add_manifest_list_key(self, key_metadata: KeyMetadata) -> str:
         """Wrap the key metadata of a manifest list, add it to the list of keys, and return its ID.
         The snapshot must name that ID as ``key-id``. If no KEK may still be used, this makes one,
         which is a KMS call. Raises KmsError, or KeyMetadataError if ``km`` has no file length,
         because no reader could open the file."""
-        if km.file_length is None:
+        if key_metadata.file_length is None:
             raise KeyMetadataError("a manifest list's key metadata needs the file's length")
         with self._making.get():
-            entry = self._kek_for_sealing(len(km.encryption_key)).wrap_key_metadata(km)
+            entry = self._kek_for_sealing(len(key_metadata.encryption_key)).wrap_key_metadata(
+                key_metadata
+            )
             self._entries[entry.key_id] = entry
         return entry.key_id
 
@@ -256,18 +258,18 @@ class EncryptionManager:
                 continue
             try:
                 old_kek = self._kek_of(entry)
-                km = old_kek.unwrap_key_metadata(entry)
+                key_metadata = old_kek.unwrap_key_metadata(entry)
             except _UNOPENED as error:
                 _check_unneeded(entry, needed, error)
                 closed.add(entry.encrypted_by_id)
                 kept.append(entry)
             else:
-                rewrapped.append((entry, km))
-                size = max(size, old_kek.key_size, len(km.encryption_key))
+                rewrapped.append((entry, key_metadata))
+                size = max(size, old_kek.key_size, len(key_metadata.encryption_key))
         kek = self._new_kek(size)
         entries = [kek.entry]
-        for entry, km in rewrapped:
-            sealed = kek.wrap_key_metadata(km, entry.key_id)
+        for entry, key_metadata in rewrapped:
+            sealed = kek.wrap_key_metadata(key_metadata, entry.key_id)
             entries.append(replace(sealed, properties=entry.properties, unknown=entry.unknown))
         entries += kept
         entries += (entry for entry in self.encryption_keys if entry.key_id in closed)

@@ -53,9 +53,9 @@ class Sidecar:
     key_id: str
 
     @classmethod
-    def seal(cls, km: KeyMetadata, kek: KeyEncryptionKey) -> Sidecar:
+    def seal(cls, key_metadata: KeyMetadata, kek: KeyEncryptionKey) -> Sidecar:
         """Return the sidecar that holds ``km`` under ``kek``."""
-        wrapped = kek.wrap_key_metadata(km, purpose=_PURPOSE)
+        wrapped = kek.wrap_key_metadata(key_metadata, purpose=_PURPOSE)
         return cls((kek.entry, wrapped), wrapped.key_id)
 
     @classmethod

@@ -91,9 +91,9 @@ class FileKeys:
             )
         return cls(kms, None, accepted)
 
-    def wrap(self, km: KeyMetadata) -> dict[str, Any]:
+    def wrap(self, key_metadata: KeyMetadata) -> dict[str, Any]:
         """Wrap ``km``: return the document that a sidecar holds. Raises KmsError."""
-        return Sidecar.seal(km, self._kek()).to_dict()
+        return Sidecar.seal(key_metadata, self._kek()).to_dict()
 
     def unwrap(self, wrapped: Mapping[str, Any] | str) -> KeyMetadata:
         """Return the key that ``wrap`` wrapped, or that a sidecar holds. ``wrapped`` may be JSON.

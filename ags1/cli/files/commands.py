@@ -168,26 +168,26 @@ def encrypt(
             takes_orphans=skip_existing,
         )
         try:
-            km, written = encrypt_file(job, keychain, how)
+            key_metadata, written = encrypt_file(job, keychain, how)
         except FileExistsError as error:
             if not has_results(job):
                 raise
             hint = "exists already (--force overwrites it, --skip-existing skips it)"
             raise FileExistsError(error.errno, hint, error.filename) from None
-        assert km.file_length is not None
-        facts = _facts(job, plaintext_size(km.file_length, block_size), km)
+        assert key_metadata.file_length is not None
+        facts = _facts(job, plaintext_size(key_metadata.file_length, block_size), key_metadata)
         facts |= {"block_size": block_size, "key_id": written.key_id}
         report.succeeded({**facts, "master_key_id": master_key_id})
 
     return for_each(plan, work, out, "encrypted", verbose=verbose)
 
 
-def _facts(job: Job, size: int, km: KeyMetadata) -> dict[str, Any]:
+def _facts(job: Job, size: int, key_metadata: KeyMetadata) -> dict[str, Any]:
     """Return what is printed of every file that was encrypted, decrypted or verified."""
     files = {"file": job.source, "output": job.target, "sidecar": job.sidecar}
     if job.target is None:
         del files["output"]
-    return {**files, "plaintext_size": size, "encrypted_size": km.file_length}
+    return {**files, "plaintext_size": size, "encrypted_size": key_metadata.file_length}
 
 
 @click.command(cls=Command)
@@ -231,9 +231,9 @@ def decrypt(
     _refuse_json_beside_data(out, sources, output)
     plan = plan_decryption(sources, output, given.sidecar)
 
-    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
-        size = decrypt_file(job, km, how, durable=not no_fsync, overwrite=force)
-        report.succeeded(_facts(job, size, km))
+    def work(job: Job, report: Report, key_metadata: KeyMetadata, how: Reading) -> None:
+        size = decrypt_file(job, key_metadata, how, durable=not no_fsync, overwrite=force)
+        report.succeeded(_facts(job, size, key_metadata))
 
     return _for_each_opened(plan, given, work, out, "decrypted", verbose=verbose)
 
@@ -275,9 +275,9 @@ def cat(sources: Paths, offset: int, length: int | None, given: _OpeningOptions)
         raise click.UsageError("--offset and --length take one file, not several")
     stdout = BinaryOutput()
 
-    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
+    def work(job: Job, report: Report, key_metadata: KeyMetadata, how: Reading) -> None:
         stdout.refuse_source(job.source)
-        copy_out(job, km, how, stdout.write, offset=offset, length=length)
+        copy_out(job, key_metadata, how, stdout.write, offset=offset, length=length)
         stdout.flush()
 
     return _for_each_opened(plan, given, work, Output(quiet=True), "printed")
@@ -310,9 +310,9 @@ def verify(sources: Paths, given: _OpeningOptions, out: Output) -> int:
 
     plan = plan_reading(sources, given.sidecar)
 
-    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
-        size = check(job, km, how)
-        report.succeeded(_facts(job, size, km), f"{job.source_name}: OK")
+    def work(job: Job, report: Report, key_metadata: KeyMetadata, how: Reading) -> None:
+        size = check(job, key_metadata, how)
+        report.succeeded(_facts(job, size, key_metadata), f"{job.source_name}: OK")
 
     return _for_each_opened(plan, given, work, out, "verified")
 

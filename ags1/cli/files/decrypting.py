@@ -62,34 +62,36 @@ def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
     return keychain.open(job.sidecar, None if job.is_pipe else job.source)
 
 
-def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite: bool) -> int:
+def decrypt(
+    job: Job, key_metadata: KeyMetadata, how: Reading, *, durable: bool, overwrite: bool
+) -> int:
     """Write the plaintext to the job's target; return its size in bytes."""
     target = job.target
     assert target is not None
     if job.to_stream:
         output = BinaryOutput(target, overwrite=overwrite)
         output.refuse_source(job.source)
-        size = copy_out(job, km, how, output.write)
+        size = copy_out(job, key_metadata, how, output.write)
         output.flush()
         return size
     if job.is_pipe:
         with AtomicFile(target, overwrite=overwrite, durable=durable) as out:
-            return copy_out(job, km, how, out.write)
+            return copy_out(job, key_metadata, how, out.write)
     return decrypt_file(
-        job.source, target, km, **how._asdict(), durable=durable, overwrite=overwrite
+        job.source, target, key_metadata, **how._asdict(), durable=durable, overwrite=overwrite
     )
 
 
-def verify(job: Job, km: KeyMetadata, how: Reading) -> int:
+def verify(job: Job, key_metadata: KeyMetadata, how: Reading) -> int:
     """Verify all of a file, write nothing; return the plaintext's size in bytes."""
     if job.is_pipe:
-        return copy_out(job, km, how, lambda _: None)  # the plaintext is dropped
-    return verify_file(job.source, km, **how._asdict())
+        return copy_out(job, key_metadata, how, lambda _: None)  # the plaintext is dropped
+    return verify_file(job.source, key_metadata, **how._asdict())
 
 
 def copy_out(
     job: Job,
-    km: KeyMetadata,
+    key_metadata: KeyMetadata,
     how: Reading,
     write: Callable[[memoryview], object],
     *,
@@ -103,7 +105,9 @@ def copy_out(
     threads = (how.threads or usable_cpus()) if length is None else 1
     blocks = how.max_block_size
     with _named_input(job):
-        with open_stream(source, "rb", km, threads=threads, max_block_size=blocks) as reader:
+        with open_stream(
+            source, "rb", key_metadata, threads=threads, max_block_size=blocks
+        ) as reader:
             _go_to(reader, offset)
             return copy_through(reader, write, how.progress, 0, length)
 

@@ -71,9 +71,9 @@ def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMe
     try:
         with _errors_about(staged, job.target):
             if job.is_pipe:
-                km = _encrypt_pipe(job, staged, how)
+                key_metadata = _encrypt_pipe(job, staged, how)
             else:
-                km = encrypt_file(
+                key_metadata = encrypt_file(
                     job.source,
                     staged,
                     key_size=FILE_KEY_SIZE,
@@ -82,7 +82,7 @@ def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMe
                     durable=how.durable,
                     progress=how.progress,
                 )
-            sidecar = keychain.seal(km)
+            sidecar = keychain.seal(key_metadata)
             publish_pair(
                 staged,
                 target,
@@ -95,7 +95,7 @@ def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMe
     finally:
         with contextlib.suppress(OSError):
             os.unlink(staged)
-    return km, sidecar
+    return key_metadata, sidecar
 
 
 def _encrypt_pipe(job: Job, staged: str, how: EncryptingOptions) -> KeyMetadata:
@@ -124,12 +124,12 @@ def _encrypt_to_output(
     if not how.overwrite and os.path.lexists(job.sidecar) and not is_stream(job.sidecar):
         raise already_exists(job.sidecar)
     old = present_sidecar(job.sidecar)
-    km = KeyMetadata.generate(FILE_KEY_SIZE)
+    key_metadata = KeyMetadata.generate(FILE_KEY_SIZE)
     threads = how.threads or usable_cpus()
     with _pipe_source(job) as chunks:
         output = BinaryOutput(target, overwrite=how.overwrite)
         output.refuse_source(job.source)
-        writer = open_stream(output, "wb", km, block_size=how.block_size, threads=threads)
+        writer = open_stream(output, "wb", key_metadata, block_size=how.block_size, threads=threads)
         # If anything fails, leaving the context makes the stream unreadable.
         with writer:
             held_back = b""
@@ -139,8 +139,10 @@ def _encrypt_to_output(
                 held_back = chunk
                 size += len(chunk)
                 how.progress(size, 0)
-            km = km.with_file_length(layout.encrypted_size(size, how.block_size))
-            sidecar = keychain.seal(km)
+            key_metadata = key_metadata.with_file_length(
+                layout.encrypted_size(size, how.block_size)
+            )
+            sidecar = keychain.seal(key_metadata)
             try:
                 write_sidecar(job.sidecar, sidecar, overwrite=how.overwrite, durable=how.durable)
                 writer.write(held_back)
@@ -151,7 +153,7 @@ def _encrypt_to_output(
                 if not _is_complete(writer):
                     take_back(job.sidecar, sidecar, old)
                 raise
-    return km, sidecar
+    return key_metadata, sidecar
 
 
 def _is_complete(writer: Writer) -> bool:

@@ -86,13 +86,15 @@ class JobKey:
         kek = keks.unwrap(self.kek, self.table_key_id)
         if self.job is None:
             return kek
-        km = kek.unwrap_key_metadata(self.job, purpose=_JOB)
-        return KeyEncryptionKey(self.job, km.encryption_key)
+        key_metadata = kek.unwrap_key_metadata(self.job, purpose=_JOB)
+        return KeyEncryptionKey(self.job, key_metadata.encryption_key)
 
 
-def wrap_key(job: KeyEncryptionKey, km: KeyMetadata, file_path: str) -> bytes:
+def wrap_key(job: KeyEncryptionKey, key_metadata: KeyMetadata, file_path: str) -> bytes:
     """Wrap a file's key for the job. It cannot be unwrapped for another file's path."""
-    return job.wrap_key_metadata(km, purpose=_FILE + file_path.encode()).encrypted_key_metadata
+    return job.wrap_key_metadata(
+        key_metadata, purpose=_FILE + file_path.encode()
+    ).encrypted_key_metadata
 
 
 def unwrap_key(job: KeyEncryptionKey, wrapped: bytes, file_path: str) -> KeyMetadata:
@@ -111,8 +113,8 @@ class SentRecord:
     @classmethod
     def of(cls, record: ContentFile, names: Iterable[str], job: KeyEncryptionKey) -> SentRecord:
         """Raises KeyMetadataError."""
-        km = record.key
-        wrapped = None if km is None else wrap_key(job, km, record.file_path)
+        key_metadata = record.key
+        wrapped = None if key_metadata is None else wrap_key(job, key_metadata, record.file_path)
         fields = record.fields()
         return cls({name: fields[name] for name in names}, wrapped)
 
@@ -129,8 +131,11 @@ class SentRecord:
     def fields_with_key(self, job: KeyEncryptionKey) -> dict[str, Any]:
         """Return the fields and ``key_metadata``. Raises AuthenticationError."""
         wrapped = self.wrapped_key
-        km = None if wrapped is None else unwrap_key(job, wrapped, self.path)
-        return {**self.fields, "key_metadata": None if km is None else km.to_bytes()}
+        key_metadata = None if wrapped is None else unwrap_key(job, wrapped, self.path)
+        return {
+            **self.fields,
+            "key_metadata": None if key_metadata is None else key_metadata.to_bytes(),
+        }
 
 
 @dataclass(frozen=True, slots=True)

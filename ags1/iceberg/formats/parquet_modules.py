@@ -139,7 +139,7 @@ class VerifiedParquet:
     plain_levels_size: int
 
 
-def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedParquet:
+def verify_parquet(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) -> VerifiedParquet:
     """Authenticate every module of a file of ``actual_size`` bytes, also those that Arrow never
     reads: page indexes and bloom filters.
 
@@ -153,7 +153,7 @@ def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedP
         raise NotEncryptedError(
             "this file has a key, but does not begin as an encrypted Parquet file does"
         )
-    source = ParquetSource(fetch, actual_size, km)
+    source = ParquetSource(fetch, actual_size, key_metadata)
     with parsing():
         footer = source.footer()
         for chunk in chunks(footer):
@@ -168,14 +168,14 @@ def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedP
     return VerifiedParquet(rows, source.modules, source.padding_size(), source.plain_levels_size)
 
 
-def check_algorithm(fetch: Fetch, actual_size: int, km: KeyMetadata) -> None:
+def check_algorithm(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) -> None:
     """Refuse a file whose pages another reader would decrypt without authenticating them.
 
     The crypto metadata before the footer names the algorithm, and nothing authenticates it. Whoever
     can write the file can change AES_GCM_V1 into AES_GCM_CTR_V1, and Arrow obeys.
     Arguments and errors as for ``verify_parquet``.
     """
-    source = ParquetSource(fetch, actual_size, km)
+    source = ParquetSource(fetch, actual_size, key_metadata)
     with parsing():
         source.read_crypto_metadata()
 
@@ -226,12 +226,12 @@ class ParquetSource:
     Offsets and lengths are checked before they are used. ``modules`` and ``plain_levels_size``
     count what was read. Use it only inside ``parsing``, which converts its errors."""
 
-    def __init__(self, fetch: Fetch, actual_size: int, km: KeyMetadata | None) -> None:
+    def __init__(self, fetch: Fetch, actual_size: int, key_metadata: KeyMetadata | None) -> None:
         self._fetch = fetch
-        self._km = km
+        self._km = key_metadata
         self._size = actual_size
-        if km is not None:
-            self._size = trusted_length(actual_size, km, trust_file_size=False)
+        if key_metadata is not None:
+            self._size = trusted_length(actual_size, key_metadata, trust_file_size=False)
         self._file_aad = b""
         self._window = memoryview(b"")
         self._window_start = 0

@@ -80,7 +80,7 @@ def transcribe_parquet(
     size: int,
     source_km: KeyMetadata | None,
     write: Write,
-    km: KeyMetadata,
+    key_metadata: KeyMetadata,
     checksum: Checksum,
 ) -> ParquetContents:
     """Write the file's contents as a file under ``km``, a fresh key; return what was written.
@@ -95,14 +95,16 @@ def transcribe_parquet(
     source = ParquetSource(fetch, size, source_km)
     with parsing():
         footer = source.footer()
-        claim_key(km, reuse_key=False)
-        return _Transcription(source, footer, write, km).run(checksum)
+        claim_key(key_metadata, reuse_key=False)
+        return _Transcription(source, footer, write, key_metadata).run(checksum)
 
 
-def read_contents(fetch: Fetch, size: int, km: KeyMetadata, checksum: Checksum) -> ParquetContents:
+def read_contents(
+    fetch: Fetch, size: int, key_metadata: KeyMetadata, checksum: Checksum
+) -> ParquetContents:
     """Read every page of a file under ``km``; return the file's contents. Arguments and errors are
     as for ``transcribe_parquet``."""
-    source = ParquetSource(fetch, size, km)
+    source = ParquetSource(fetch, size, key_metadata)
     with parsing():
         footer = source.footer()
         tally = _Tally(footer, checksum)
@@ -149,17 +151,17 @@ class _Transcription:
     """Writes a new file from a source; ``_at`` is the offset of the next byte."""
 
     def __init__(
-        self, source: ParquetSource, footer: Struct, write: Write, km: KeyMetadata
+        self, source: ParquetSource, footer: Struct, write: Write, key_metadata: KeyMetadata
     ) -> None:
         self._source = source
         self._footer = footer
         self._chunks = list(chunks(footer))
         self._levels = [(repeated, optional) for _, repeated, optional in _leaves(footer)]
         self._write_bytes = write
-        self._key = km.encryption_key
+        self._key = key_metadata.encryption_key
         self._file_id = random_bytes(FILE_ID_SIZE)
-        self._file_aad = (km.aad_prefix or b"") + self._file_id
-        self._has_prefix = bool(km.aad_prefix)
+        self._file_aad = (key_metadata.aad_prefix or b"") + self._file_id
+        self._has_prefix = bool(key_metadata.aad_prefix)
         self._at = 0
 
     def run(self, checksum: Checksum) -> ParquetContents:

@@ -36,9 +36,11 @@ class AnnotatedFile:
 
     closed = False
 
-    def __init__(self, file: BinaryIO, km: KeyMetadata, field_ids: frozenset[int]) -> None:
+    def __init__(
+        self, file: BinaryIO, key_metadata: KeyMetadata, field_ids: frozenset[int]
+    ) -> None:
         self._file = file
-        self._km = km
+        self._km = key_metadata
         self._field_ids = field_ids
         self._end: bytearray | None = None
 
@@ -65,19 +67,19 @@ class AnnotatedFile:
         self._file.write(_annotated(data[start:-8], self._km, self._field_ids))
 
 
-def _annotated(end: bytes, km: KeyMetadata, field_ids: frozenset[int]) -> bytes:
+def _annotated(end: bytes, key_metadata: KeyMetadata, field_ids: frozenset[int]) -> bytes:
     """Return the end of a file from its crypto metadata on. ``end`` is that of Arrow, without the
     last 8 bytes."""
     crypto, size = parse(end)
     algorithms = value(crypto, FileCryptoMetaData.ENCRYPTION_ALGORITHM)
     file_id = value(value(algorithms, EncryptionAlgorithm.AES_GCM_V1), AesGcmV1.AAD_FILE_UNIQUE)
-    aad = (km.aad_prefix or b"") + file_id + bytes([ModuleType.FOOTER])
-    footer, _ = parse(open_sealed(km.encryption_key, end[size + 4 :], aad))
+    aad = (key_metadata.aad_prefix or b"") + file_id + bytes([ModuleType.FOOTER])
+    footer, _ = parse(open_sealed(key_metadata.encryption_key, end[size + 4 :], aad))
     variant: Struct = {VariantType.SPECIFICATION_VERSION: (BYTE, _VERSION)}
     for element in value(footer, FileMetaData.SCHEMA)[1]:
         if value(element, SchemaElement.FIELD_ID) in field_ids:
             logical: Struct = {LogicalType.VARIANT: (STRUCT, variant)}
             element[SchemaElement.LOGICAL_TYPE] = STRUCT, logical
-    sealed = seal(km.encryption_key, print_struct(footer), aad)
+    sealed = seal(key_metadata.encryption_key, print_struct(footer), aad)
     made = end[:size] + struct.pack("<I", len(sealed)) + sealed
     return made + struct.pack("<I", len(made)) + ENCRYPTED_PARQUET_MAGIC

@@ -145,8 +145,10 @@ class Journal:
             if kek is None:
                 kek = KeyEncryptionKey.unwrap(self._kms, entry, self._key_id)
                 keks[entry.encrypted_key_metadata] = kek
-            km = kek.unwrap_key_metadata(EncryptedKey.from_dict(keys["key"]), purpose=_PURPOSE)
-            text = oneshot.decrypt(sealed, km)
+            key_metadata = kek.unwrap_key_metadata(
+                EncryptedKey.from_dict(keys["key"]), purpose=_PURPOSE
+            )
+            text = oneshot.decrypt(sealed, key_metadata)
         except _NOT_A_PART as error:
             if isinstance(error, KmsError) and not isinstance(error, KmsUnwrapError):
                 raise
@@ -160,8 +162,8 @@ class Journal:
         return files
 
     def _is_usable(self, new: ContentFile) -> bool:
-        km = new.key
-        if km is None or len(km.encryption_key) != self._key_size:
+        key_metadata = new.key
+        if key_metadata is None or len(key_metadata.encryption_key) != self._key_size:
             return False
         try:
             return len(self._io.new_input(new.file_path)) == new.file_size_in_bytes

@@ -180,8 +180,8 @@ def exposed_paths(snapshots: Iterable[Snapshot], files: TableFiles) -> frozenset
 
 def _protected_values(file: ContentFile) -> tuple[object, ...]:
     """Return the values of a file's entry that nobody may have changed."""
-    km = file.key
-    key = None if km is None else (km.encryption_key, km.aad_prefix)
+    key_metadata = file.key
+    key = None if key_metadata is None else (key_metadata.encryption_key, key_metadata.aad_prefix)
     return key, file.content, file.file_size_in_bytes, file.record_count, file.referenced_data_file
 
 

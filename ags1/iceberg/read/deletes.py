@@ -109,12 +109,12 @@ class PuffinCache:
         return self._payload(file.file_path)
 
     def _read(self, path: str) -> bytes:
-        km = self._keys[path].key
-        if km is None:
+        key_metadata = self._keys[path].key
+        if key_metadata is None:
             raise NotEncryptedError(
                 "a deletion vector of an encrypted table has no key: it is not encrypted", file=path
             )
-        return self.files.read_encrypted(path, km)
+        return self.files.read_encrypted(path, key_metadata)
 
 
 class DeleteReader:

@@ -57,14 +57,16 @@ class OpenParquet:
         dictionary_columns: tuple[str, ...],
     ) -> None:
         self._file = file
-        km = file.key
+        key_metadata = file.key
         self._stream: Any = files.open_stored(file.file_path)
         try:
             options: dict[str, Any] = {"pre_buffer": True, "buffer_size": _BUFFER_SIZE}
-            if km is not None:
-                _check_stored(self._stream, km, file)
+            if key_metadata is not None:
+                _check_stored(self._stream, key_metadata, file)
                 options["decryption_properties"] = create_decryption_properties(
-                    km.encryption_key, aad_prefix=km.aad_prefix, allow_plaintext_files=False
+                    key_metadata.encryption_key,
+                    aad_prefix=key_metadata.aad_prefix,
+                    allow_plaintext_files=False,
                 )
             parquet = ds.ParquetFileFormat(
                 default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
@@ -144,9 +146,11 @@ class OpenAvro:
         self._file = file
         self._options: dict[str, Any] = {"name_mapping": names, "missing_values": values}
         self._options |= {"record_count": file.record_count, "threads": threads}
-        path, km = file.file_path, file.key
+        path, key_metadata = file.file_path, file.key
         self._stream: Any = (
-            files.open_stored(path) if km is None else files.open_encrypted(path, km)
+            files.open_stored(path)
+            if key_metadata is None
+            else files.open_encrypted(path, key_metadata)
         )
 
     def read(
@@ -250,20 +254,20 @@ def _stored_array(
     return array.cast(wanted.type)
 
 
-def _check_stored(stream: Any, km: KeyMetadata, file: ContentFile) -> None:
+def _check_stored(stream: Any, key_metadata: KeyMetadata, file: ContentFile) -> None:
     """Refuse a stored file whose size is not the trusted one, or whose pages Arrow would decrypt
     without authenticating them. If the storage then gives Arrow other bytes than it gave this
     function, that is not detected here."""
     size = stream.size() if callable(getattr(stream, "size", None)) else stream.seek(0, 2)
-    if km.file_length is None:  # the manifest has the length too, and is authenticated
-        km = km.with_file_length(file.file_size_in_bytes)
+    if key_metadata.file_length is None:  # the manifest has the length too, and is authenticated
+        key_metadata = key_metadata.with_file_length(file.file_size_in_bytes)
 
     def fetch(offset: int, length: int) -> bytes:
         stream.seek(offset)
         return bytes(stream.read(length))
 
     with _errors_of(file):
-        check_algorithm(fetch, size, km)
+        check_algorithm(fetch, size, key_metadata)
 
 
 @contextmanager

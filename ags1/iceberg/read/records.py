@@ -262,13 +262,14 @@ def parse_key(key_bytes: bytes, location: str, length: int) -> KeyMetadata:
     """Return the key of a file that has ``length`` bytes according to its record. Raises
     KeyMetadataError, and MetadataIntegrityError if the key metadata has another length."""
     try:
-        km = KeyMetadata.from_bytes(key_bytes)
+        key_metadata = KeyMetadata.from_bytes(key_bytes)
     except Ags1Error as error:
         error.file = location
         raise
-    if km.file_length is not None and km.file_length != length:
+    if key_metadata.file_length is not None and key_metadata.file_length != length:
         raise MetadataIntegrityError(
-            f"the file's length is {length} in its entry, but {km.file_length} in its key metadata",
+            f"the file's length is {length} in its entry, but {key_metadata.file_length} in its "
+            "key metadata",
             file=location,
         )
-    return km
+    return key_metadata

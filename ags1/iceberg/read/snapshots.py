@@ -159,17 +159,17 @@ class EncryptedSnapshot(Snapshot):
                 file=self.manifest_list,
             )
         files = files_of(io)
-        km = files.keys.manifest_list_key(self.key_id)
-        cache_key = self.manifest_list, km.to_bytes(), self.snapshot_id
-        read = functools.partial(self._read, files, km)
-        manifests = files.cached(cache_key, km.file_length or 0, read)
+        key_metadata = files.keys.manifest_list_key(self.key_id)
+        cache_key = self.manifest_list, key_metadata.to_bytes(), self.snapshot_id
+        read = functools.partial(self._read, files, key_metadata)
+        manifests = files.cached(cache_key, key_metadata.file_length or 0, read)
         if not files.reads_exposed:
             for manifest in manifests:
                 manifest.check_encrypted()
         return list(manifests)
 
-    def _read(self, files: TableFiles, km: KeyMetadata) -> list[EncryptedManifest]:
-        data = files.read_encrypted(self.manifest_list, km)
+    def _read(self, files: TableFiles, key_metadata: KeyMetadata) -> list[EncryptedManifest]:
+        data = files.read_encrypted(self.manifest_list, key_metadata)
         header, records = parsed("manifest list", self.manifest_list, data, MANIFEST_LIST)
         manifests = cast("list[EncryptedManifest]", records)
         # The header is authenticated with the list; the snapshot ID in metadata.json is not.

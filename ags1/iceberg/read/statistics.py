@@ -49,17 +49,18 @@ def statistics_key(entry: Mapping[str, Any], files: TableFiles) -> KeyMetadata |
     if key_id is None:
         return None
     try:
-        km = files.keys.manifest_list_key(key_id)
+        key_metadata = files.keys.manifest_list_key(key_id)
     except Ags1Error as error:
         error.file = location
         raise
-    if km.file_length != entry["file-size-in-bytes"]:
+    if key_metadata.file_length != entry["file-size-in-bytes"]:
         raise MetadataIntegrityError(
             f"the file's length is {entry['file-size-in-bytes']} in its entry, but "
-            f"{km.file_length} in its key metadata: somebody has changed it. Remove the entry",
+            f"{key_metadata.file_length} in its key metadata: somebody has changed it. "
+            "Remove the entry",
             file=location,
         )
-    return km
+    return key_metadata
 
 
 def read_statistics(
@@ -72,9 +73,9 @@ def read_statistics(
     entry; AuthenticationError, TruncatedError and OSError; and as ``statistics_key``.
     """
     location = entry["statistics-path"]
-    km = statistics_key(entry, files)
-    if km is not None:
-        data = files.read_encrypted(location, km)
+    key_metadata = statistics_key(entry, files)
+    if key_metadata is not None:
+        data = files.read_encrypted(location, key_metadata)
     elif allow_plaintext:
         with files.open_stored(location) as stream:
             data = stream.read(entry["file-size-in-bytes"])

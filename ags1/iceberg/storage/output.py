@@ -79,10 +79,12 @@ class TableOutput:
         with self.create(location) as file:
             file.write(data)
 
-    def write_encrypted(self, location: str, plaintext: bytes, km: KeyMetadata) -> KeyMetadata:
+    def write_encrypted(
+        self, location: str, plaintext: bytes, key_metadata: KeyMetadata
+    ) -> KeyMetadata:
         """Write a new AGS1 file with a fresh key; return its key metadata with the file's length.
         Raises KeyReuseError, and as ``create``."""
-        sealed = oneshot.encrypt(plaintext, km=km, block_size=DEFAULT_BLOCK_SIZE)
+        sealed = oneshot.encrypt(plaintext, km=key_metadata, block_size=DEFAULT_BLOCK_SIZE)
         self.write(location, sealed.data)
         return sealed.key_metadata
 

@@ -171,14 +171,16 @@ class TableFiles(FileIO):
         """Return a seekable stream of the file's stored bytes."""
         return self.new_input(location).open()
 
-    def open_encrypted(self, location: str, km: KeyMetadata, *, threads: int = 1) -> Reader:
+    def open_encrypted(
+        self, location: str, key_metadata: KeyMetadata, *, threads: int = 1
+    ) -> Reader:
         """Return a reader of an AGS1 file's plaintext. Raises as ``ags1.open`` does."""
-        km = self.sized_key(location, km)
+        key_metadata = self.sized_key(location, key_metadata)
         path = self.local_path(location)
         stream = self.open_stored(location) if path is None else None
         try:
             source: Any = path if stream is None else stream
-            reader = Reader(source, km, block_size=DEFAULT_BLOCK_SIZE, threads=threads)
+            reader = Reader(source, key_metadata, block_size=DEFAULT_BLOCK_SIZE, threads=threads)
         except BaseException as error:
             if stream is not None:
                 stream.close()
@@ -190,25 +192,25 @@ class TableFiles(FileIO):
             weakref.finalize(reader, stream.close)
         return reader
 
-    def read_encrypted(self, location: str, km: KeyMetadata) -> bytes:
+    def read_encrypted(self, location: str, key_metadata: KeyMetadata) -> bytes:
         """Return the whole plaintext of an AGS1 file. Raises AuthenticationError, TruncatedError,
         FormatError, MissingFileLengthError, NotEncryptedError if the file is not an AGS1 file at
         all, and OSError."""
-        km = self.sized_key(location, km)
+        key_metadata = self.sized_key(location, key_metadata)
         try:
-            size = trusted_length(None, km, trust_file_size=False)
+            size = trusted_length(None, key_metadata, trust_file_size=False)
             sealed = self._read_stored(location, size)
             _check_header(sealed)
-            return oneshot.decrypt(sealed, km)
+            return oneshot.decrypt(sealed, key_metadata)
         except Ags1Error as error:
             error.file = location
             raise
 
-    def sized_key(self, location: str, km: KeyMetadata) -> KeyMetadata:
+    def sized_key(self, location: str, key_metadata: KeyMetadata) -> KeyMetadata:
         """Return an AGS1 file's key metadata with a length: its own, or that of the stored file if
         that is trusted. Raises MissingFileLengthError, FormatError, and OSError."""
-        if km.file_length is not None:
-            return km
+        if key_metadata.file_length is not None:
+            return key_metadata
         if not self.trust_file_size:
             raise MissingFileLengthError(
                 "the key metadata has no file length, so a cut file could not be noticed. Builds "
@@ -225,7 +227,7 @@ class TableFiles(FileIO):
                 "was truncated",
                 file=location,
             )
-        return km.with_file_length(size)
+        return key_metadata.with_file_length(size)
 
     def read_exposed(self, location: str, length: int) -> bytes:
         """Return a plaintext manifest, which is not authenticated. Its manifest list says that it

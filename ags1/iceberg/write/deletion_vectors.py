@@ -62,8 +62,8 @@ def write_deletion_vectors(
             )
         )
     data, _ = payload.finish()
-    km = output.write_encrypted(location, data, manager.new_file_key())
-    assert km.file_length is not None
+    key_metadata = output.write_encrypted(location, data, manager.new_file_key())
+    assert key_metadata.file_length is not None
     return [
         ContentFile.of(
             content=POSITION_DELETES,
@@ -71,8 +71,8 @@ def write_deletion_vectors(
             file_format="PUFFIN",
             partition=data_file.partition_values,
             record_count=len(positions),
-            file_size_in_bytes=km.file_length,
-            key_metadata=km.to_bytes(),
+            file_size_in_bytes=key_metadata.file_length,
+            key_metadata=key_metadata.to_bytes(),
             referenced_data_file=path,
             content_offset=blob["offset"],
             content_size_in_bytes=blob["length"],

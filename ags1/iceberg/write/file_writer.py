@@ -86,13 +86,13 @@ class FileWriter:
         self._row_count = 0
         self._metrics = MetricsCollector(plan.metrics)
         self._cleanup = ExitStack()
-        km = new_files.manager.new_file_key()
+        key_metadata = new_files.manager.new_file_key()
         file = self._cleanup.enter_context(new_files.output.create(self._location))
         try:
             self._content = (
-                _AvroContent(plan, file, km)
+                _AvroContent(plan, file, key_metadata)
                 if plan.is_avro
-                else _ParquetContent(plan, file, km, new_files.arrow_schema, first_rows)
+                else _ParquetContent(plan, file, key_metadata, new_files.arrow_schema, first_rows)
             )
         except BaseException:
             self._remove()
@@ -111,14 +111,14 @@ class FileWriter:
     def close(self) -> ContentFile:
         """Complete the file and return its record. If that fails, no file is left."""
         try:
-            km, split_offsets = self._content.close(self._metrics)
+            key_metadata, split_offsets = self._content.close(self._metrics)
             metrics = self._metrics.result()
             # This gives the file its name.
             self._cleanup.close()
         except BaseException:
             self.abort()
             raise
-        assert km.file_length is not None
+        assert key_metadata.file_length is not None
         order = self._plan.sort_order
         return ContentFile.of(
             content=DATA,
@@ -126,14 +126,14 @@ class FileWriter:
             file_format=self._plan.file_format,
             partition=self._partition,
             record_count=self._row_count,
-            file_size_in_bytes=km.file_length,
+            file_size_in_bytes=key_metadata.file_length,
             column_sizes=metrics.column_sizes,
             value_counts=metrics.value_counts,
             null_value_counts=metrics.null_value_counts,
             nan_value_counts=metrics.nan_value_counts,
             lower_bounds=metrics.lower_bounds,
             upper_bounds=metrics.upper_bounds,
-            key_metadata=km.to_bytes(),
+            key_metadata=key_metadata.to_bytes(),
             split_offsets=split_offsets,
             sort_order_id=order.order_id if order is not None and self.is_sorted else 0,
             spec_id=self._plan.spec.spec_id,
@@ -157,17 +157,24 @@ class _Aborted(Exception):
 
 class _ParquetContent:
     def __init__(
-        self, plan: WritePlan, file: BinaryIO, km: KeyMetadata, schema: pa.Schema, rows: pa.Table
+        self,
+        plan: WritePlan,
+        file: BinaryIO,
+        key_metadata: KeyMetadata,
+        schema: pa.Schema,
+        rows: pa.Table,
     ) -> None:
         variants = ids_of(VariantType, [plan.schema])
-        self._annotated = AnnotatedFile(file, km, variants) if variants else None
+        self._annotated = AnnotatedFile(file, key_metadata, variants) if variants else None
         self._file = file
-        self._km = km
+        self._km = key_metadata
         self._writer = pq.ParquetWriter(
             self._annotated or file,
             schema,
             encryption_properties=create_encryption_properties(
-                km.encryption_key, aad_prefix=km.aad_prefix, store_aad_prefix=False
+                key_metadata.encryption_key,
+                aad_prefix=key_metadata.aad_prefix,
+                store_aad_prefix=False,
             ),
             store_decimal_as_integer=True,
             use_dictionary=_dictionary_columns(rows),
@@ -198,8 +205,10 @@ class _ParquetContent:
 
 
 class _AvroContent:
-    def __init__(self, plan: WritePlan, file: BinaryIO, km: KeyMetadata) -> None:
-        self._writer = AvroFileWriter(file, km, plan.schema, plan.schema_json, plan.avro_codec)
+    def __init__(self, plan: WritePlan, file: BinaryIO, key_metadata: KeyMetadata) -> None:
+        self._writer = AvroFileWriter(
+            file, key_metadata, plan.schema, plan.schema_json, plan.avro_codec
+        )
 
     @property
     def size(self) -> int:

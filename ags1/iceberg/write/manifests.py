@@ -160,8 +160,8 @@ def write_manifest_list(
                 row_id = next_row_id
                 next_row_id += manifest.live_rows_count
         container.add(_manifest_values(manifest, snapshot.sequence_number, row_id))
-    km = output.write_encrypted(location, container.finish(), manager.new_file_key())
-    return km, next_row_id
+    key_metadata = output.write_encrypted(location, container.finish(), manager.new_file_key())
+    return key_metadata, next_row_id
 
 
 def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
@@ -255,11 +255,11 @@ class _Manifest:
     def write(self, location: str) -> EncryptedManifest:
         new = self._new
         data = self._container.finish()
-        km = new.output.write_encrypted(location, data, new.manager.new_file_key())
-        assert km.file_length is not None
+        key_metadata = new.output.write_encrypted(location, data, new.manager.new_file_key())
+        assert key_metadata.file_length is not None
         return EncryptedManifest.of(
             manifest_path=location,
-            manifest_length=km.file_length,
+            manifest_length=key_metadata.file_length,
             partition_spec_id=new.spec.spec_id,
             content=ManifestContent(new.content),
             sequence_number=None,
@@ -272,7 +272,7 @@ class _Manifest:
             existing_rows_count=self._rows[EXISTING],
             deleted_rows_count=self._rows[DELETED],
             partitions=[field.summary() for field in self._partition],
-            key_metadata=km.to_bytes(),
+            key_metadata=key_metadata.to_bytes(),
             first_row_id=None,
         )
 

@@ -67,23 +67,27 @@ def rewrite_file(
             f"{record.file_path}: Iceberg has no encryption of {record.stored_format.name} files"
         )
     rewrite = _rewrite_parquet if record.stored_format == FileFormat.PARQUET else _rewrite_avro
-    km = source.keys.new_file_key()
+    key_metadata = source.keys.new_file_key()
     with _named(record.file_path):
-        return rewrite(record, source, output, location, km)
+        return rewrite(record, source, output, location, key_metadata)
 
 
 def _rewrite_parquet(
-    record: ContentFile, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
+    record: ContentFile,
+    source: TableFiles,
+    output: TableOutput,
+    location: str,
+    key_metadata: KeyMetadata,
 ) -> ContentFile:
     checksum, checksum_again = _checksums()
     with source.new_input(record.file_path).open() as stream, output.create(location) as file:
         old = _Ranges(stream)
         key = _key_with_length(record)
-        before = transcribe_parquet(old.view, old.size, key, file.write, km, checksum)
-    km = km.with_file_length(before.size)
+        before = transcribe_parquet(old.view, old.size, key, file.write, key_metadata, checksum)
+    key_metadata = key_metadata.with_file_length(before.size)
     with _discarded_on_error(output, location), output.open(location) as stream:
         new = _Ranges(stream)
-        after = read_contents(new.view, new.size, km, checksum_again)
+        after = read_contents(new.view, new.size, key_metadata, checksum_again)
         if before != after:
             raise _differs(location)
         _check_rows(record, after.rows)
@@ -94,32 +98,38 @@ def _rewrite_parquet(
         file_path=location,
         file_size_in_bytes=after.size,
         column_sizes=sizes,
-        key_metadata=km.to_bytes(),
+        key_metadata=key_metadata.to_bytes(),
         split_offsets=after.split_offsets or None,
     )
 
 
 def _rewrite_avro(
-    record: ContentFile, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
+    record: ContentFile,
+    source: TableFiles,
+    output: TableOutput,
+    location: str,
+    key_metadata: KeyMetadata,
 ) -> ContentFile:
     before, after = _checksums()
     with _plaintext(record, source) as text, output.create(location) as file:
-        with Writer(file, km, block_size=DEFAULT_BLOCK_SIZE) as writer:
+        with Writer(file, key_metadata, block_size=DEFAULT_BLOCK_SIZE) as writer:
             while piece := text.read(_PIECE_SIZE):
                 before.update(piece)
                 writer.write(piece)
-    km = writer.key_metadata
+    key_metadata = writer.key_metadata
     with _discarded_on_error(output, location), output.open(location) as stream:
-        with Reader(_Ranges(stream), km, block_size=DEFAULT_BLOCK_SIZE) as reader:
+        with Reader(_Ranges(stream), key_metadata, block_size=DEFAULT_BLOCK_SIZE) as reader:
             while piece := reader.read(_PIECE_SIZE):
                 after.update(piece)
             if before.finish() != after.finish():
                 raise _differs(location)
             avro = AvroFile(reader)
             _check_rows(record, avro.rows_before(avro.size))
-    assert km.file_length is not None
+    assert key_metadata.file_length is not None
     return record.replace(
-        file_path=location, file_size_in_bytes=km.file_length, key_metadata=km.to_bytes()
+        file_path=location,
+        file_size_in_bytes=key_metadata.file_length,
+        key_metadata=key_metadata.to_bytes(),
     )
 
 
@@ -156,11 +166,11 @@ class _Ranges:
 @contextmanager
 def _plaintext(record: ContentFile, source: TableFiles) -> Iterator[Any]:
     with source.new_input(record.file_path).open() as stream:
-        km = record.key
-        if km is None:
+        key_metadata = record.key
+        if key_metadata is None:
             yield stream
         else:
-            with Reader(_Ranges(stream), km, block_size=DEFAULT_BLOCK_SIZE) as reader:
+            with Reader(_Ranges(stream), key_metadata, block_size=DEFAULT_BLOCK_SIZE) as reader:
                 yield reader
 
 
@@ -183,11 +193,11 @@ def _named(location: str) -> Iterator[None]:
 
 
 def _key_with_length(record: ContentFile) -> KeyMetadata | None:
-    km = record.key
-    if km is not None and km.file_length is None:
+    key_metadata = record.key
+    if key_metadata is not None and key_metadata.file_length is None:
         # The manifest has it too, and is authenticated as well.
-        km = km.with_file_length(record.file_size_in_bytes)
-    return km
+        key_metadata = key_metadata.with_file_length(record.file_size_in_bytes)
+    return key_metadata
 
 
 def _check_rows(record: ContentFile, rows: int) -> None:

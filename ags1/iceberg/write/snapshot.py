@@ -151,8 +151,10 @@ class SnapshotProducer:
         if view.branch != MAIN_BRANCH and view.branch not in view.committed_refs:
             # Others do not know the new branch yet, and may remove keys that it needs.
             manager = with_own_kek(manager)
-        km, next_row_id = write_manifest_list(self._output, path, new_snapshot, manifests, manager)
-        key_id = manager.add_manifest_list_key(km)
+        key_metadata, next_row_id = write_manifest_list(
+            self._output, path, new_snapshot, manifests, manager
+        )
+        key_id = manager.add_manifest_list_key(key_metadata)
         snapshot: dict[str, Any] = {
             "sequence-number": new_snapshot.sequence_number,
             "snapshot-id": self.snapshot_id,

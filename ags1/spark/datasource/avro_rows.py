@@ -88,9 +88,9 @@ def write_avro(
     ``codec`` is uncompressed, gzip, snappy or zstd. Raises OSError, ValueError."""
     schema = schema_for(columns)
     with AtomicFile(path) as target, open(target.fd, "wb", 1 << 20, closefd=False) as file:
-        km = KeyMetadata.generate(key_size)
+        key_metadata = KeyMetadata.generate(key_size)
         described = json.loads(schema.model_dump_json())
-        writer = AvroFileWriter(file, km, schema, described, AvroCodec(codec))
+        writer = AvroFileWriter(file, key_metadata, schema, described, AvroCodec(codec))
         try:
             for table in tables:
                 batches = map(with_offsets, table.to_batches())

@@ -42,12 +42,12 @@ def stage(
         inside = _staging(folder, group)
         os.makedirs(inside, exist_ok=True)
         staged = files.staged_path(os.path.join(inside, name), job_id, attempt)
-        km = write(staged)
-        return files.attempt(staged, folder), km
+        key_metadata = write(staged)
+        return files.attempt(staged, folder), key_metadata
     with tempfile.TemporaryDirectory(prefix="ags1-") as scratch:
         path = os.path.join(scratch, attempt)
-        km = write(path)
-        return _uploaded(path, f"{folder}/{name}", folder, job_id, number, attempt), km
+        key_metadata = write(path)
+        return _uploaded(path, f"{folder}/{name}", folder, job_id, number, attempt), key_metadata
 
 
 def _uploaded(path: str, target: str, folder: str, job_id: str, number: int, attempt: str) -> str:

@@ -101,10 +101,12 @@ class Target(NamedTuple):
             return write_file(self.inner, path, self.columns, chain(first, rows), self.options)
 
         target = name + SUFFIX if self.options.get("ledger") else name
-        staged, km = staging.stage(self.folder, target, job_id, group, number, write)
-        assert km.file_length is not None
+        staged, key_metadata = staging.stage(self.folder, target, job_id, group, number, write)
+        assert key_metadata.file_length is not None
         end_of_task()
-        return WrittenFile(job_id, NewFile(name, staged, km.file_length, keys.wrap(km)))
+        return WrittenFile(
+            job_id, NewFile(name, staged, key_metadata.file_length, keys.wrap(key_metadata))
+        )
 
 
 class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]

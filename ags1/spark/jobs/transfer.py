@@ -30,11 +30,18 @@ _readers = OncePerProcess(lambda: ThreadPoolExecutor(4 * _READ_AHEAD, "ags1-read
 
 
 def seal(
-    source: Source, output: Output, km: KeyMetadata, geometry: Geometry, blocks: range, run: int
+    source: Source,
+    output: Output,
+    key_metadata: KeyMetadata,
+    geometry: Geometry,
+    blocks: range,
+    run: int,
 ) -> None:
     """Encrypt blocks of a source, ``run`` at a time; the header comes before the first block of a
     file. Raises Ags1Error if the source ends early, OSError."""
-    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=BLOCK_SIZE)
+    cipher = BlockCipher(
+        key_metadata.encryption_key, key_metadata.aad_prefix, block_size=BLOCK_SIZE
+    )
     header = b"" if blocks.start else layout.build_header(BLOCK_SIZE)
     if source.fd >= 0 and output.fd >= 0:
         if header:
@@ -59,14 +66,16 @@ def seal(
 def open_blocks(
     source: Source,
     output: Output | None,
-    km: KeyMetadata,
+    key_metadata: KeyMetadata,
     geometry: Geometry,
     blocks: range,
     run: int,
 ) -> None:
     """Decrypt blocks of a source, ``run`` at a time; without an output only verify them. Raises
     AuthenticationError, TruncatedError, OSError."""
-    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=BLOCK_SIZE)
+    cipher = BlockCipher(
+        key_metadata.encryption_key, key_metadata.aad_prefix, block_size=BLOCK_SIZE
+    )
     if source.fd >= 0 and (output is None or output.fd >= 0):
         text_size = geometry.text_size(blocks.start, len(blocks))
         with contextlib.closing(Pump(source.fd, -1 if output is None else output.fd)) as pump:

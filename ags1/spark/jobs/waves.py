@@ -63,7 +63,7 @@ class _Shared(NamedTuple):
     wrapped key, and the identity of the source."""
 
     staged: str | None
-    km: KeyMetadata | None = None
+    key_metadata: KeyMetadata | None = None
     wrapped: str | None = None
     key_id: str | None = None
     identity: str = ""
@@ -217,13 +217,13 @@ class Waves:
         if item.number not in cut or not self._staging.seals:
             return _Shared(stage)
         size = target_size(item, seals=True)
-        km = KeyMetadata.generate(FILE_KEY_SIZE).with_file_length(size)
-        document = keys.wrap(km)
+        key_metadata = KeyMetadata.generate(FILE_KEY_SIZE).with_file_length(size)
+        document = keys.wrap(key_metadata)
         try:
             identity = identity_of(item.source)
         except OSError:
             identity = "none"  # no file has this identity
-        return _Shared(stage, km, as_text(document), document["key-id"], identity)
+        return _Shared(stage, key_metadata, as_text(document), document["key-id"], identity)
 
     def _spread(
         self,
@@ -279,8 +279,12 @@ class Waves:
             return wrong or results[0]
         digest = next((r.plaintext_hmac for r in results if r.plaintext_hmac), None)
         staged = [(r.first_block, r.staged) for r in results if r.staged is not None]
-        km = shared.km
-        check = (lambda path: None) if km is None else (lambda path: verify_file(path, km))
+        key_metadata = shared.key_metadata
+        check = (
+            (lambda path: None)
+            if key_metadata is None
+            else (lambda path: verify_file(path, key_metadata))
+        )
         attempt = self._storage.gather(self._staging, item, shared.staged, staged, check)
         result = max(results, key=lambda result: result.first_block)
         if shared.wrapped is not None:

@@ -189,24 +189,24 @@ class Encrypting(Work):
                 return _skipped(piece, source)
             if self.digests:
                 digest = hmac.digest(self.keys.hmac_key(), data, "sha256")
-            sealed, km = oneshot.encrypt(data, key_size=FILE_KEY_SIZE)
+            sealed, key_metadata = oneshot.encrypt(data, key_size=FILE_KEY_SIZE)
             with self.output(piece, attempt, source) as out:
                 source.check_unchanged()
                 out.write(sealed)
         else:
             if source.read(0, len(layout.MAGIC)) == layout.MAGIC:
                 return _skipped(piece, source)
-            km = KeyMetadata.generate(FILE_KEY_SIZE)
-            claim_key(km, reuse_key=False)
+            key_metadata = KeyMetadata.generate(FILE_KEY_SIZE)
+            claim_key(key_metadata, reuse_key=False)
             geometry = _geometry_of(size)
             with self.output(piece, attempt, source) as out:
-                seal(source, out, km, geometry, range(geometry.block_count), piece.unit)
+                seal(source, out, key_metadata, geometry, range(geometry.block_count), piece.unit)
                 digest = self._hmac(source) if self.digests else None
                 source.check_unchanged()
-            km = km.with_file_length(geometry.encrypted_size)
-        assert km.file_length is not None
-        document = self.keys.wrap(km)
-        return _done(piece, source, out.staged, km.file_length)._replace(
+            key_metadata = key_metadata.with_file_length(geometry.encrypted_size)
+        assert key_metadata.file_length is not None
+        document = self.keys.wrap(key_metadata)
+        return _done(piece, source, out.staged, key_metadata.file_length)._replace(
             wrapped=as_text(document), key_id=document["key-id"], plaintext_hmac=digest
         )
 
@@ -221,11 +221,11 @@ class Encrypting(Work):
         if not piece.first_block and source.read(0, len(layout.MAGIC)) == layout.MAGIC:
             return _skipped(piece, source)
         assert piece.wrapped is not None
-        km = self.keys.unwrap(piece.wrapped)
+        key_metadata = self.keys.unwrap(piece.wrapped)
         geometry = _geometry_of(source.size)
         blocks = range(piece.first_block, piece.first_block + piece.block_count)
         with self.output(piece, attempt, source) as out:
-            seal(source, out, km, geometry, blocks, piece.unit)
+            seal(source, out, key_metadata, geometry, blocks, piece.unit)
             source.check_unchanged()
         return _done(piece, source, out.staged, geometry.encrypted_size)
 
@@ -235,21 +235,26 @@ class Opening(Work):
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         assert piece.wrapped is not None
-        km = self.keys.unwrap(piece.wrapped)
+        key_metadata = self.keys.unwrap(piece.wrapped)
         with self.source(piece) as source:
             # The piece was cut by that size.
             if source.size != piece.source_size:
                 raise Ags1Error(CHANGED)
             header = source.read(0, min(layout.HEADER_SIZE, source.size))
             # As in Iceberg's readers the block size is fixed: no tag protects the header.
-            geometry = file_geometry(header, source.size, km, block_size=BLOCK_SIZE)
-            staged = self._open(piece, attempt, source, km, geometry)
+            geometry = file_geometry(header, source.size, key_metadata, block_size=BLOCK_SIZE)
+            staged = self._open(piece, attempt, source, key_metadata, geometry)
         return _done(piece, source, staged, geometry.plaintext_size)
 
     def _open(
-        self, piece: Piece, attempt: Attempt, source: Source, km: KeyMetadata, geometry: Geometry
+        self,
+        piece: Piece,
+        attempt: Attempt,
+        source: Source,
+        key_metadata: KeyMetadata,
+        geometry: Geometry,
     ) -> str | None:
-        _open_blocks(piece, source, None, km, geometry)
+        _open_blocks(piece, source, None, key_metadata, geometry)
         return None
 
 
@@ -263,15 +268,24 @@ class Decrypting(Opening):
     writes = True
 
     def _open(
-        self, piece: Piece, attempt: Attempt, source: Source, km: KeyMetadata, geometry: Geometry
+        self,
+        piece: Piece,
+        attempt: Attempt,
+        source: Source,
+        key_metadata: KeyMetadata,
+        geometry: Geometry,
     ) -> str | None:
         with self.output(piece, attempt, source) as out:
-            _open_blocks(piece, source, out, km, geometry)
+            _open_blocks(piece, source, out, key_metadata, geometry)
         return out.staged
 
 
 def _open_blocks(
-    piece: Piece, source: Source, output: Output | None, km: KeyMetadata, geometry: Geometry
+    piece: Piece,
+    source: Source,
+    output: Output | None,
+    key_metadata: KeyMetadata,
+    geometry: Geometry,
 ) -> None:
     """Verify the blocks of a piece, and write them if there is an output."""
     count = piece.block_count or geometry.block_count
@@ -279,7 +293,7 @@ def _open_blocks(
     if blocks.stop > geometry.block_count:
         raise Ags1Error(WRONG_LENGTH)
     if blocks:
-        open_blocks(source, output, km, geometry, blocks, piece.unit)
+        open_blocks(source, output, key_metadata, geometry, blocks, piece.unit)
 
 
 def identity_of(source: Source | str) -> str:

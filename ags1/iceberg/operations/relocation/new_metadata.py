@@ -46,7 +46,7 @@ def new_metadata(
         if entry["snapshot-id"] not in copied:
             continue
         manifest_list = lists[entry["manifest-list"]]
-        key_id = keys.add_manifest_list_key(manifest_list.km)
+        key_id = keys.add_manifest_list_key(manifest_list.key_metadata)
         entry = {**entry, "manifest-list": manifest_list.location, "key-id": key_id}
         if "summary" in entry:
             entry["summary"] = without_partitions(entry["summary"])

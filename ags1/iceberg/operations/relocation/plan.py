@@ -44,7 +44,7 @@ class Vectors(NamedTuple):
     """A Puffin file of deletion vectors, and those of its vectors that a snapshot has."""
 
     source: str
-    km: KeyMetadata
+    key_metadata: KeyMetadata
     vectors: list[ContentFile]
 
 
@@ -52,7 +52,7 @@ class Deletes(NamedTuple):
     """A file of position deletes."""
 
     source: str
-    km: KeyMetadata
+    key_metadata: KeyMetadata
     file_format: FileFormat
 
 
@@ -88,9 +88,11 @@ class Plan:
                     file=item.source,
                 )
         elif isinstance(item, Deletes):
-            _check_same_key(self.deletes.setdefault(location, item).km, item.km, item.source)
+            _check_same_key(
+                self.deletes.setdefault(location, item).key_metadata, item.key_metadata, item.source
+            )
         elif (vectors := self.vectors.setdefault(location, item)) is not item:
-            _check_same_key(vectors.km, item.km, item.source)
+            _check_same_key(vectors.key_metadata, item.key_metadata, item.source)
             vectors.vectors.extend(item.vectors)
 
     def sources(self) -> Iterator[str]:
@@ -142,17 +144,17 @@ def _live_files(
         if entry.status == ManifestEntryStatus.DELETED:
             continue
         file = cast("ContentFile", entry.data_file)
-        path, km = file.file_path, file.key
-        if km is None and files.require_encrypted:
+        path, key_metadata = file.file_path, file.key
+        if key_metadata is None and files.require_encrypted:
             raise NotEncryptedError(
                 "this data file is not encrypted, and the caller requires encryption", file=path
             )
-        if km is None or file.content != DataFileContent.POSITION_DELETES:
-            live.append(Copy(path, file.file_size_in_bytes, km is not None))
+        if key_metadata is None or file.content != DataFileContent.POSITION_DELETES:
+            live.append(Copy(path, file.file_size_in_bytes, key_metadata is not None))
         elif file.is_deletion_vector:
-            live.append(Vectors(path, km, [file]))
+            live.append(Vectors(path, key_metadata, [file]))
         else:
-            live.append(Deletes(path, km, FileFormat(file.file_format)))
+            live.append(Deletes(path, key_metadata, FileFormat(file.file_format)))
     return live
 
 

@@ -176,7 +176,7 @@ def repoint_avro_deletes(data: bytes, path_of: PathOf) -> tuple[bytes, Paths]:
 
 
 def repoint_parquet_deletes(
-    stored: bytes, km: KeyMetadata, fresh: KeyMetadata, path_of: PathOf
+    stored: bytes, key_metadata: KeyMetadata, fresh: KeyMetadata, path_of: PathOf
 ) -> tuple[bytes, Paths]:
     """Return a Parquet file of position deletes with the new paths, and their bounds. ``km``
     decrypts the file ``stored``, and ``fresh`` encrypts the new one. The rows keep their order
@@ -186,12 +186,14 @@ def repoint_parquet_deletes(
     def fetch(offset: int, size: int) -> bytes:
         return stored[offset : offset + size]
 
-    verify_parquet(fetch, len(stored), km)
+    verify_parquet(fetch, len(stored), key_metadata)
     try:
         file = pq.ParquetFile(
             pa.BufferReader(stored),
             decryption_properties=create_decryption_properties(
-                km.encryption_key, aad_prefix=km.aad_prefix, allow_plaintext_files=False
+                key_metadata.encryption_key,
+                aad_prefix=key_metadata.aad_prefix,
+                allow_plaintext_files=False,
             ),
         )
         table = file.read()

@@ -49,13 +49,13 @@ class Rewritten:
 
     source: str
     location: str
-    km: KeyMetadata
+    key_metadata: KeyMetadata
     paths: Paths | None = None
 
     @property
     def size(self) -> int:
         """The size of the new file (bytes)."""
-        return cast("int", self.km.file_length)
+        return cast("int", self.key_metadata.file_length)
 
 
 class Rewriter:
@@ -86,7 +86,7 @@ class Rewriter:
             self._rewritten[normalized(rewritten.source)] = rewritten
 
     def _rewrite_vectors(self, item: Vectors) -> Rewritten:
-        payload = self._files.read_encrypted(item.source, item.km)
+        payload = self._files.read_encrypted(item.source, item.key_metadata)
         for vector in _distinct(item.vectors):
             read_deletion_vector(payload, vector, vector.referenced_data_file or "")
         with _named("Puffin file", item.source):
@@ -97,7 +97,7 @@ class Rewriter:
     def _rewrite_deletes(self, item: Deletes) -> Rewritten:
         source = item.source
         if item.file_format == FileFormat.AVRO:
-            plain = self._files.read_encrypted(source, item.km)
+            plain = self._files.read_encrypted(source, item.key_metadata)
             with _named("position delete file", source):
                 data, paths = repoint_avro_deletes(plain, self._destination)
             location = self._fresh_name(source, "-deletes.avro")
@@ -107,13 +107,15 @@ class Rewriter:
                 f"{source}: position deletes in {item.file_format.name} files are not supported "
                 "in an encrypted table"
             )
-        km = self._manager.new_file_key()
+        key_metadata = self._manager.new_file_key()
         stored = self._read_stored(item)
         with _named("position delete file", source):
-            data, paths = repoint_parquet_deletes(stored, item.km, km, self._destination)
+            data, paths = repoint_parquet_deletes(
+                stored, item.key_metadata, key_metadata, self._destination
+            )
         location = self._fresh_name(source, "-deletes.parquet")
         self.output.write(location, data)
-        return Rewritten(source, location, km.with_file_length(len(data)), paths)
+        return Rewritten(source, location, key_metadata.with_file_length(len(data)), paths)
 
     def _rewrite_manifest(self, item: tuple[int, EncryptedManifest]) -> Rewritten:
         number, manifest = item
@@ -142,14 +144,14 @@ class Rewriter:
             return
         file.set(_FILE_PATH, rewritten.location)
         file.set(_FILE_SIZE, rewritten.size)
-        file.set(_KEY, rewritten.km.to_bytes())
+        file.set(_KEY, rewritten.key_metadata.to_bytes())
         if rewritten.paths is not None:
             _set_bounds(file, rewritten.paths)
 
     def _rewrite_list(self, snapshot: EncryptedSnapshot) -> Rewritten:
         source = snapshot.manifest_list
-        km = self._manager.manifest_list_key(cast("str", snapshot.key_id))
-        plain = self._files.read_encrypted(source, km)
+        key_metadata = self._manager.manifest_list_key(cast("str", snapshot.key_id))
+        plain = self._files.read_encrypted(source, key_metadata)
         with _named("manifest list", source):
             data = repoint_records(plain, self._repoint_manifest)
         name = f"snap-{snapshot.snapshot_id}-1-{self._attempt}.avro"
@@ -162,7 +164,7 @@ class Rewriter:
             raise UnreadableError("it has changed since it was first read")
         manifest.set(_MANIFEST_PATH, rewritten.location)
         manifest.set(_MANIFEST_LENGTH, rewritten.size)
-        manifest.set(_MANIFEST_KEY, rewritten.km.to_bytes())
+        manifest.set(_MANIFEST_KEY, rewritten.key_metadata.to_bytes())
 
     def _write_encrypted(self, location: str, data: bytes) -> KeyMetadata:
         return self.output.write_encrypted(location, data, self._manager.new_file_key())
@@ -172,7 +174,7 @@ class Rewriter:
 
     def _read_stored(self, item: Deletes) -> bytes:
         """Return an encrypted Parquet file as it is stored. Raises TruncatedError, FormatError."""
-        size = item.km.file_length
+        size = item.key_metadata.file_length
         assert size is not None
         with open_regular(self._files, item.source) as stream:
             stored = stream.read(size + 1)

@@ -179,27 +179,27 @@ class FileChecker:
 
     def _verify_encrypted(self, check: Check) -> Outcome:
         (file,) = check.files
-        km = cast("KeyMetadata", file.key)
+        key_metadata = cast("KeyMetadata", file.key)
         findings: list[Finding] = []
         if file.file_format == FileFormat.PARQUET:
-            if km.file_length is None:
+            if key_metadata.file_length is None:
                 # The manifest is just as authentic. Other readers use no length at all.
-                km = km.with_file_length(file.file_size_in_bytes)
-            findings = _parquet_findings(check, self._verify_parquet(check.location, km))
+                key_metadata = key_metadata.with_file_length(file.file_size_in_bytes)
+            findings = _parquet_findings(check, self._verify_parquet(check.location, key_metadata))
         elif file.file_format == FileFormat.ORC:
             raise FormatError("the manifest has a key for an ORC file: Iceberg cannot encrypt ORC")
         else:
-            km = self._files.sized_key(check.location, km)
-            self._verify_ags1(check.location, km)
-        return Outcome(cast("int", km.file_length), findings)
+            key_metadata = self._files.sized_key(check.location, key_metadata)
+            self._verify_ags1(check.location, key_metadata)
+        return Outcome(cast("int", key_metadata.file_length), findings)
 
-    def _verify_ags1(self, location: str, km: KeyMetadata) -> None:
+    def _verify_ags1(self, location: str, key_metadata: KeyMetadata) -> None:
         path = self._files.local_path(location)
         try:
             if path is not None:
-                self._verify_local(path, km)
+                self._verify_local(path, key_metadata)
             else:
-                self._verify_stream(location, km)
+                self._verify_stream(location, key_metadata)
         except FormatError:
             if self._head(location) != MAGIC:
                 raise NotEncryptedError(
@@ -208,7 +208,7 @@ class FileChecker:
                 ) from None
             raise
 
-    def _verify_local(self, path: str, km: KeyMetadata) -> None:
+    def _verify_local(self, path: str, key_metadata: KeyMetadata) -> None:
         before = 0
 
         def progress(done: int, total: int) -> None:
@@ -217,12 +217,12 @@ class FileChecker:
             before = done
 
         self._meter.add(0)
-        is_huge = (km.file_length or 0) > _HUGE_FILE
+        is_huge = (key_metadata.file_length or 0) > _HUGE_FILE
         takes_all = is_huge and self._all_cpus.acquire(blocking=False)
         try:
             verify_file(
                 path,
-                km,
+                key_metadata,
                 threads=self._cpus if takes_all else 1,
                 block_size=DEFAULT_BLOCK_SIZE,
                 progress=progress,
@@ -231,13 +231,13 @@ class FileChecker:
             if takes_all:
                 self._all_cpus.release()
 
-    def _verify_stream(self, location: str, km: KeyMetadata) -> None:
-        with self._files.open_encrypted(location, km) as reader:
+    def _verify_stream(self, location: str, key_metadata: KeyMetadata) -> None:
+        with self._files.open_encrypted(location, key_metadata) as reader:
             buffer = bytearray(min(_BUFFER_SIZE, reader.plaintext_size) or 1)
             while size := reader.readinto(buffer):
                 self._meter.add(size)
 
-    def _verify_parquet(self, location: str, km: KeyMetadata) -> VerifiedParquet:
+    def _verify_parquet(self, location: str, key_metadata: KeyMetadata) -> VerifiedParquet:
         self._refuse_pipe(location)
         path = self._files.local_path(location)
         if path is not None:
@@ -253,7 +253,7 @@ class FileChecker:
                     self._meter.add(size)
                     return buffer[: os.preadv(fd, [buffer[:size]], offset)]
 
-                return verify_parquet(read, os.fstat(fd).st_size, km)
+                return verify_parquet(read, os.fstat(fd).st_size, key_metadata)
         stored = self._files.new_input(location)
         size = len(stored)
         with closing(stored.open()) as stream:
@@ -263,14 +263,16 @@ class FileChecker:
                 stream.seek(offset)
                 return stream.read(size)
 
-            return verify_parquet(fetch, size, km)
+            return verify_parquet(fetch, size, key_metadata)
 
     def _verify_vectors(self, check: Check) -> Outcome:
         """Verify one Puffin file and the deletion vectors in it."""
         outcome = Outcome()
-        km = self._files.sized_key(check.location, cast("KeyMetadata", check.files[0].key))
-        payload = self._files.read_encrypted(check.location, km)
-        outcome.size = cast("int", km.file_length)
+        key_metadata = self._files.sized_key(
+            check.location, cast("KeyMetadata", check.files[0].key)
+        )
+        payload = self._files.read_encrypted(check.location, key_metadata)
+        outcome.size = cast("int", key_metadata.file_length)
         self._meter.add(outcome.size)
         for vector in check.files:
             try:

@@ -60,9 +60,11 @@ class FileIndex:
         """Return the name by which the index knows the file at this location of the metadata."""
         return self._names.of(location)
 
-    def add(self, location: str, km: KeyMetadata | None, snapshot_ids: SnapshotIds) -> bool:
+    def add(
+        self, location: str, key_metadata: KeyMetadata | None, snapshot_ids: SnapshotIds
+    ) -> bool:
         """Add a file, with its key if it has one; return whether it is new."""
-        return self._add(self.name(location), location, km, snapshot_ids)
+        return self._add(self.name(location), location, key_metadata, snapshot_ids)
 
     def add_unreadable(self, location: str) -> None:
         """Add a file whose key is missing or cannot be read. There is a finding of it already."""
@@ -127,11 +129,17 @@ class FileIndex:
             return location
 
     def _add(
-        self, name: bytes, location: str, km: KeyMetadata | None, snapshot_ids: SnapshotIds
+        self,
+        name: bytes,
+        location: str,
+        key_metadata: KeyMetadata | None,
+        snapshot_ids: SnapshotIds,
     ) -> bool:
         digest = _NO_KEY
-        if km is not None:
-            digest = hashlib.blake2b(km.encryption_key, digest_size=16, key=self._secret).digest()
+        if key_metadata is not None:
+            digest = hashlib.blake2b(
+                key_metadata.encryption_key, digest_size=16, key=self._secret
+            ).digest()
         indexed = self._by_name.get(name)
         if indexed is not None:
             if indexed.key_digest != digest:

@@ -121,9 +121,11 @@ class TableWalk:
                 self._index.add_unreadable(snapshot.manifest_list)
                 self._note_unread(result)
                 continue
-            km, data = result
-            self.counts["manifest_lists"] += self._index.add(snapshot.manifest_list, km, ids)
-            self.verified_size += cast("int", km.file_length)
+            key_metadata, data = result
+            self.counts["manifest_lists"] += self._index.add(
+                snapshot.manifest_list, key_metadata, ids
+            )
+            self.verified_size += cast("int", key_metadata.file_length)
             try:
                 self._add_manifests(snapshot, data)
             except Ags1Error as error:
@@ -141,37 +143,37 @@ class TableWalk:
         for name, entry in statistics_of(self._json):
             location, ids = entry["statistics-path"], (entry["snapshot-id"],)
             try:
-                km = statistics_key(entry, self._files)
+                key_metadata = statistics_key(entry, self._files)
             except KMS_UNUSABLE:
                 raise
             except Ags1Error as error:
                 self._index.add_unreadable(location)
                 self._findings.append(finding_of(error, location, ids))
                 continue
-            if not self._index.add(location, km, ids):
+            if not self._index.add(location, key_metadata, ids):
                 continue
             self.counts["statistics_files"] += 1
-            if km is None:
+            if key_metadata is None:
                 yield Check(CheckKind.STATISTICS, location, ids)
                 continue
             try:
                 if name == "statistics":
                     read_statistics(entry, self._files)
                 else:
-                    self._files.read_encrypted(location, km)
+                    self._files.read_encrypted(location, key_metadata)
             except (Ags1Error, OSError) as error:
                 self._findings.append(finding_of(error, location, ids))
             else:
-                self.verified_size += cast("int", km.file_length)
+                self.verified_size += cast("int", key_metadata.file_length)
 
     def _open_manifest_list(
         self, snapshot: EncryptedSnapshot
     ) -> tuple[KeyMetadata, bytes] | Finding:
         location = snapshot.manifest_list
         try:
-            km = self._files.keys.manifest_list_key(cast("str", snapshot.key_id))
-            km = self._files.sized_key(location, km)
-            return km, self._files.read_encrypted(location, km)
+            key_metadata = self._files.keys.manifest_list_key(cast("str", snapshot.key_id))
+            key_metadata = self._files.sized_key(location, key_metadata)
+            return key_metadata, self._files.read_encrypted(location, key_metadata)
         except KMS_UNUSABLE:
             raise
         except (Ags1Error, OSError) as error:
@@ -189,7 +191,7 @@ class TableWalk:
             manifest.conceal()
             path, ids = manifest.manifest_path, (snapshot.snapshot_id,)
             try:
-                km = manifest.key
+                key_metadata = manifest.key
             except Ags1Error as error:
                 self._index.add_unreadable(path)
                 if manifest.is_plaintext:
@@ -198,7 +200,7 @@ class TableWalk:
                 else:
                     self._note_unread(finding_of(error, path, ids))
                 continue
-            if self._index.add(path, km, ids):
+            if self._index.add(path, key_metadata, ids):
                 self._encrypted_manifests[path] = (manifest, [snapshot.snapshot_id])
             elif path in self._encrypted_manifests:
                 self._encrypted_manifests[path][1].append(snapshot.snapshot_id)
