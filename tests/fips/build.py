@@ -33,6 +33,8 @@ base = base_sect
 activate = 1
 [algorithms]
 default_properties = fips=yes
+[fips_sect]
+module = {prefix}/lib/ossl-modules/fips.so
 """
 
 
