@@ -171,6 +171,19 @@ cdef int duplicate(int fd, str name) except -1:
     return copy
 
 
+cdef class Descriptor:
+    """A file descriptor that is closed when its last user drops it. Not in Python, which ignores the
+    KeyboardInterrupt of a signal that arrives in a ``__del__``."""
+
+    cdef readonly int fd
+
+    def __cinit__(self, int fd):
+        self.fd = fd
+
+    def __dealloc__(self):
+        close_fd(self.fd)
+
+
 def allocate(int fd, off_t size):
     """Make ``fd`` a file of ``size`` bytes, and reserve the space on the disk. Does nothing if the
     file system does not support that. Raises OSError if there is no space."""

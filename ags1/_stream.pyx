@@ -548,7 +548,9 @@ cdef class FastWriter:
         self.core = core
 
     def __del__(self):
-        if self.core is not None:
+        # Most writers are closed by now. Python ignores the KeyboardInterrupt of a signal that
+        # arrives in a __del__, so call no Python code without need.
+        if self.core is not None and not self.core.closed:
             self.core.drop(self)
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._buffers import flat
+from ._pump import Descriptor
 from .errors import FormatError, TruncatedError
 from .filelike import extent, is_io_like
 from .process import PerProcess
@@ -52,15 +53,6 @@ def _cut(got: int, offset: int, size: int) -> TruncatedError:
     )
 
 
-class _Descriptor:
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # When the interpreter ends, this module may have lost the name.
-        close(self.fd)
-
-
 class PathSource(Source):
     """A regular file on this machine. Any number of threads read it at once, with ``pread``."""
 
@@ -70,7 +62,7 @@ class PathSource(Source):
         self.size: int | None = size
         # It is closed when its last user drops it. So while a thread reads, the number of the
         # descriptor cannot become another file's.
-        self._file: _Descriptor | None = _Descriptor(fd)
+        self._file: Descriptor | None = Descriptor(fd)
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         file = self._file

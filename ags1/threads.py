@@ -103,13 +103,13 @@ class Job(Generic[_T]):
 
 class Pool:
     """Threads that do jobs in their order. A new thread is made for a job until there are
-    ``threads`` of them."""
+    ``threads`` of them. They wait for jobs until ``shutdown``, which the pool's owner must call. A
+    ``__del__`` would not do: Python ignores the KeyboardInterrupt of a signal that arrives in it."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._started = 0
         self._jobs: list[Job[object]] = []
-        # Set last: an interrupt may come before, and then there is nothing to shut down.
         self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
 
     def submit(self, work: Callable[[], _T]) -> Job[_T]:
@@ -142,10 +142,6 @@ class Pool:
         if wait:
             for job in self._jobs:
                 job.wait()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_queue"):
-            self.shutdown(wait=False)
 
 
 def _serve(queue: SimpleQueue[Job[object] | None]) -> None:
@@ -196,6 +192,16 @@ def run_in_threads(
     arguments: range,
     stop: Callable[[], object] = _nothing,
     watch: Callable[[], object] = _nothing,
+    threads: int | None = None,
 ) -> None:
-    """Do what ``run_all`` does, in one new thread for each argument."""
-    run_all(Pool(len(arguments)), work, arguments, stop, watch)
+    """Do what ``run_all`` does, in new threads: ``threads``, or one for each argument."""
+    pool = Pool(threads or len(arguments))
+    try:
+        run_all(pool, work, arguments, stop, watch)
+    finally:
+        try:
+            pool.shutdown(wait=False)
+        except BaseException:
+            # An interrupt. A thread that is not told to end would wait for ever.
+            pool.shutdown(wait=False)
+            raise

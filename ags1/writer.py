@@ -305,11 +305,10 @@ class WriterCore:
 
     def drop(self, writer: object) -> None:
         """Abort, because ``writer`` was dropped without ``close``."""
-        if not self.closed:
-            try:
-                self._warn(writer)
-            finally:
-                self.abort()
+        try:
+            self._warn(writer)
+        finally:
+            self.abort()
 
     def drop_at_exit(self) -> None:
         """Abort, because the interpreter ends, which stops all other threads. A write that hangs in

@@ -18,7 +18,7 @@ from fsspec import AbstractFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
 
-from ..threads import Pool, run_all
+from ..threads import run_in_threads
 from .storage import FILE_SUFFIX
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def _in_threads(
             is_over.set()
             raise
 
-    run_all(Pool(threads), do, range(len(calls)), stop=is_over.set)
+    run_in_threads(do, range(len(calls)), is_over.set, threads=threads)
     return [results[number] for number in range(len(calls))]
 
 

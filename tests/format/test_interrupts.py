@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,33 @@ def test_an_interrupt_while_threads_start(monkeypatch: pytest.MonkeyPatch, step:
             file.readinto(out)
         file.seek(0)
         assert file.read() == data
+
+
+def test_an_interrupt_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, km = ags1.encrypt(bytes(4 * MIB))
+    ended: list[None] = []
+    made: list[weakref.ref[Any]] = []
+
+    class Queue(queue.SimpleQueue):  # type: ignore[type-arg]
+        def put(self, job: Any) -> None:
+            if job is None:
+                ended.append(job)
+                if len(ended) == 2:
+                    raise Struck
+            super().put(job)
+
+    def queue_of_a_pool() -> Queue:
+        made.append(weakref.ref(new := Queue()))
+        return new
+
+    monkeypatch.setattr("ags1.threads.SimpleQueue", queue_of_a_pool)
+    with pytest.raises(Struck):
+        ags1.decrypt(stream, km, threads=3)
+    end = time.monotonic() + 20
+    while made[0]() is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    # The threads hold it until they end.
+    assert made[0]() is None
 
 
 # Of `make test`: a path, in three threads. Three threads, on a path and on a file; for
