@@ -23,7 +23,7 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 from ...arrow_layouts import plain_schema
 from ...avro.variants import VariantType
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
-from ..spec.column_types import OpaqueType, as_stored, extensions, ids_of, readable
+from ..spec.column_types import OpaqueType, as_stored, extensions, find_field_ids, readable
 from ..storage.table_files import TableFiles
 from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
@@ -82,8 +82,8 @@ class FileReader:
         self.threads = 1
         self._metadata = metadata
         self._projected = projected
-        self._opaque = ids_of(OpaqueType, metadata.schemas)
-        self._variants = ids_of(VariantType, metadata.schemas)
+        self._opaque = find_field_ids(OpaqueType, metadata.schemas)
+        self._variants = find_field_ids(VariantType, metadata.schemas)
         self._extensions = extensions(metadata.schemas)
         self._names = metadata.name_mapping()
         self._downcasts = bool(downcasts_ns_timestamps())
