@@ -50,7 +50,7 @@ def statistics_updates(
 def delete_files(
     locations: Collection[str],
     output: TableOutput,
-    folders: TableFolders | None,
+    folders: TableFolders,
     progress: DeletionProgress | None = None,
 ) -> tuple[str, ...]:
     """Delete files; return those that could not be deleted or are not in ``folders``. Those are
@@ -60,7 +60,7 @@ def delete_files(
 
     def delete(location: str) -> str | None:
         # A folder may have become a link since it was looked at.
-        if folders is not None and not folders.has(location):
+        if not folders.has(location):
             _log.warning("%s is left behind: it is not in the table's folders", location)
             return location
         try:

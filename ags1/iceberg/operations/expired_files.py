@@ -49,7 +49,8 @@ class ExpiredFiles:
     that stay although no snapshot reaches them. Files outside the table's folders stay, because
     they may be another table's, as may their whole snapshot. Parts of expired snapshots that cannot
     be read stay, because the files that they name are unknown. Statistics files stay if only the
-    metadata, which is not authenticated, says that they are statistics."""
+    metadata, which is not authenticated, says that they are statistics. If no ``folders`` are
+    given, all files stay."""
 
     data_files: tuple[str, ...] = ()
     delete_files: tuple[str, ...] = ()
@@ -57,7 +58,7 @@ class ExpiredFiles:
     manifest_lists: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     left_behind: tuple[str, ...] = ()
-    folders: TableFolders | None = field(default=None, repr=False, compare=False)
+    folders: TableFolders = field(default=TableFolders(""), repr=False, compare=False)
 
     @property
     def locations(self) -> tuple[str, ...]:
