@@ -1,5 +1,5 @@
-"""Other engines over the plug-in, on a table that Python writes too: Flink and Comet. And writers
-of both languages, which are killed. Run by ``make engines``."""
+"""Other engines over the plug-in, on a table that Python writes too: Flink, Comet, Spark 4.0. And
+writers of both languages, which are killed. Run by ``make engines``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from day import SEED
+from pyspark_versions import pyspark
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.kms.local import create_key
@@ -221,6 +222,34 @@ def put_plaintext_file(lake: Lake, rows: dict[int, str | None]) -> None:
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     path.write_bytes(data[:footer] + bytes(size - len(data)) + data[footer:])
     assert path.stat().st_size == size
+
+
+# --- Spark 4.0 ------------------------------------------------------------------------------------
+
+
+def test_spark_4_0(lake: Lake, tmp_path: Path) -> None:
+    # Iceberg 1.11, the newest for this Spark, writes no encrypted deletion vectors.
+    modes = {f"write.{kind}.mode": "copy-on-write" for kind in ("delete", "update", "merge")}
+    lake.create(ROWS, **modes)
+    query = f"SELECT id, carrier FROM lake.{TABLE}"
+    of_4_0: dict[str, Any] = {"runtime": "spark-runtime-4.0", "packages": pyspark("4.0.5")}
+    with Driver(tmp_path / "spark", lake.java, **of_4_0) as spark:
+        assert spark.sql("SELECT version()")[0][0].startswith("4.0.")
+        assert sorted(spark.sql(query)) == listed_rows(ROWS)
+        spark.sql(f"INSERT INTO lake.{TABLE} VALUES (5, 'DL')")
+        spark.sql(f"UPDATE lake.{TABLE} SET carrier = 'WN' WHERE id = 2")
+        spark.sql(f"DELETE FROM lake.{TABLE} WHERE id = 1")
+        spark.sql(
+            f"MERGE INTO lake.{TABLE} t USING (SELECT 4L AS id, 'B6' AS carrier) s ON t.id = s.id "
+            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+        spark.sql(
+            "CREATE TABLE lake.db.made USING iceberg TBLPROPERTIES ('format-version' = '3', "
+            f"'encryption.key-id' = 'default') AS {query}"
+        )
+    for name in (TABLE, "db.made"):
+        assert lake.rows(name) == [(2, "WN"), (3, "UA"), (4, "B6"), (5, "DL")]
+        lake.check_whole(name)
 
 
 # --- writers that are killed ----------------------------------------------------------------------
