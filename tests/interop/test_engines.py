@@ -155,8 +155,9 @@ class Flink:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def ask(self, statement: str, count: int = -1) -> Any:
-        """Run a statement; return its rows, at most ``count``, or why it failed."""
+    def ask(self, statement: str, count: int | None = None) -> Any:
+        """Run a statement; return its rows, at most ``count``, or why it failed. An empty statement
+        gives more rows of the last one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([statement, count]) + "\n")
@@ -178,6 +179,22 @@ def test_flink_reads_and_does_not_write(lake: Lake, tmp_path: Path) -> None:
         assert "would be written unencrypted" in said
     assert lake.rows() == sorted(ROWS.items())
     lake.check_whole(kinds=("orphan-file",))
+
+
+def test_flink_streams_what_python_appends(lake: Lake, tmp_path: Path) -> None:
+    lake.create(ROWS)
+    options = {
+        "streaming": "true",
+        "monitor-interval": "1s",
+        "starting-strategy": "TABLE_SCAN_THEN_INCREMENTAL",
+    }
+    hint = ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
+    with Flink(lake, tmp_path, "streaming") as flink:
+        query = f"SELECT id, carrier FROM lake.{TABLE} /*+ OPTIONS({hint}) */"
+        assert sorted(flink.ask(query, len(ROWS))["rows"]) == listed_rows(ROWS)
+        for more in ({5: "DL", 6: "WN"}, {7: None}):
+            lake.loaded().append(pa.Table.from_pylist(listed(dict(more)), SCHEMA))
+            assert sorted(flink.ask("", len(more))["rows"]) == listed_rows(dict(more))
 
 
 def listed_rows(rows: dict[int, str | None]) -> list[list[Any]]:
