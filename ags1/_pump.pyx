@@ -172,8 +172,8 @@ cdef int duplicate(int fd, str name) except -1:
 
 
 cdef class Descriptor:
-    """A file descriptor that is closed when its last user drops it. Not in Python, which ignores the
-    KeyboardInterrupt of a signal that arrives in a ``__del__``."""
+    """A file descriptor that is closed when its last user drops it. This is not in Python, which
+    ignores the KeyboardInterrupt of a signal that arrives in a ``__del__``."""
 
     cdef readonly int fd
 

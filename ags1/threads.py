@@ -103,8 +103,8 @@ class Job(Generic[_T]):
 
 class Pool:
     """Threads that do jobs in their order. A new thread is made for a job until there are
-    ``threads`` of them. They wait for jobs until ``shutdown``, which the pool's owner must call. A
-    ``__del__`` would not do: Python ignores the KeyboardInterrupt of a signal that arrives in it."""
+    ``threads`` of them. They wait for jobs until the owner calls ``shutdown``. It must not
+    happen in a ``__del__``: Python ignores the KeyboardInterrupt of a signal that arrives there."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

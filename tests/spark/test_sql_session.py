@@ -281,9 +281,10 @@ def test_what_is_configured_stays(jar: str) -> None:
     assert made["spark.sql.extensions"] == f"org.example.Mine,{EXTENSIONS}"
     assert made["spark.comet.scan.icebergNative.enabled"] == "false"
     wanted = {"spark.comet.scan.icebergNative.enabled": "true"}
-    assert wanted.items() <= sql_session.conf(
-        "lake", SQLITE, spark_version="4.1", given=given | wanted
-    ).items()
+    assert (
+        wanted.items()
+        <= sql_session.conf("lake", SQLITE, spark_version="4.1", given=given | wanted).items()
+    )
     again = sql_session.conf("lake", SQLITE, spark_version="4.1", given=made)
     assert made == again | {"spark.jars.packages": packages}
     # A runtime that is there as a file, of another version, is not fetched again.
