@@ -43,17 +43,14 @@ final class EncryptedOperations extends DelegatingOperations {
   private final State noTable;
   private volatile State state;
 
-  /** {@code keys} are those of the metadata. */
-  private record State(
-      TableMetadata metadata, Map<String, EncryptedKey> keys, EncryptionManager manager, FileIO io) {
-
+  private record State(TableMetadata metadata, EncryptionManager manager, FileIO io) {
     boolean isEncrypted() { return manager instanceof CheckingManager; }
 
     Map<String, EncryptedKey> uncommitted() {
-      Map<String, EncryptedKey> made = new HashMap<>();
-      if (isEncrypted()) {
-        made.putAll(EncryptionUtil.encryptionKeys(manager));
-        made.keySet().removeAll(keys.keySet());
+      Map<String, EncryptedKey> made =
+          new HashMap<>(isEncrypted() ? EncryptionUtil.encryptionKeys(manager) : Map.of());
+      if (metadata != null) {
+        metadata.encryptionKeys().forEach(key -> made.remove(key.keyId()));
       }
       return made;
     }
@@ -75,10 +72,6 @@ final class EncryptedOperations extends DelegatingOperations {
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
-    if (base == metadata) {
-      inner.commit(base, metadata);
-      return;
-    }
     checkKeyId(base, metadata);
     if (base == null && metadata.snapshots().isEmpty()) {
       rules.checkNew(metadata);
@@ -117,12 +110,12 @@ final class EncryptedOperations extends DelegatingOperations {
     if (!state.isEncrypted()) {
       rules.checkNew(uncommitted);
       State begun = stateOf(uncommitted, Map.of());
-      state = new State(null, Map.of(), begun.manager(), begun.io());
+      state = new State(null, begun.manager(), begun.io());
     }
   }
 
   private State unencrypted(TableMetadata metadata) {
-    return new State(metadata, Map.of(), PlaintextEncryptionManager.instance(), storedFiles);
+    return new State(metadata, PlaintextEncryptionManager.instance(), storedFiles);
   }
 
   private State stateOf(TableMetadata metadata, Map<String, EncryptedKey> uncommitted) {
@@ -132,15 +125,14 @@ final class EncryptedOperations extends DelegatingOperations {
     }
     Map<String, EncryptedKey> keys = new LinkedHashMap<>();
     metadata.encryptionKeys().forEach(key -> keys.put(key.keyId(), key));
-    Map<String, EncryptedKey> all = new LinkedHashMap<>(keys);
-    uncommitted.forEach(all::putIfAbsent);
+    uncommitted.forEach(keys::putIfAbsent);
     int dataKeyLength =
         metadata.propertyAsInt(
             TableProperties.ENCRYPTION_DEK_LENGTH, TableProperties.ENCRYPTION_DEK_LENGTH_DEFAULT);
-    List<EncryptedKey> known = List.copyOf(all.values());
+    List<EncryptedKey> known = List.copyOf(keys.values());
     CheckingManager manager = new CheckingManager(known, keyId, dataKeyLength, rules.kms());
     FileIO guarded = GuardedFileIO.around(storedFiles, rules.requireEncrypted());
-    return new State(metadata, keys, manager, EncryptingFileIO.combine(guarded, manager));
+    return new State(metadata, manager, EncryptingFileIO.combine(guarded, manager));
   }
 
   private void checkKeyId(TableMetadata base, TableMetadata metadata) {
