@@ -435,6 +435,8 @@ def test_the_examples_of_docstrings_run(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert ags1.open.__doc__ is not None
+    assert ">>> " in ags1.open.__doc__
     result = doctest.testmod(import_module(module), extraglobs={"ags1": ags1})
     assert result.attempted
     assert not result.failed
