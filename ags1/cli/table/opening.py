@@ -148,10 +148,10 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
                     )
     location_map = options.location_map
     if not location_map and folder is None:
-        if stated := moved_to(location.rpartition("/metadata/")[0] or None, metadata):
+        for stated in moved_to(location.rpartition("/metadata/")[0] or None, metadata):
             note(
-                f"the metadata says that the table is in {next(iter(stated))}, and its files are "
-                "read there. If the whole folder was moved or copied, name the folder"
+                f"the metadata says that the table is in {stated}, and its files are read there. "
+                "If the whole folder was moved or copied, name the folder"
             )
     elif not location_map:
         location_map = moved_to(folder, metadata)
