@@ -91,7 +91,8 @@ _output = output_path("Write to this file, into this folder, or (-) to standard 
 @force
 @flag(
     "--skip-existing",
-    help="Skip files whose output and sidecar exist. Their content is not checked.",
+    help="Skip files whose output and sidecar exist. Their content is not checked. The last line "
+    "says how many of them changed later.",
 )
 @flag("--again", help="Also encrypt files that are encrypted already.")
 @no_fsync
