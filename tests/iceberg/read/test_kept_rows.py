@@ -75,7 +75,9 @@ def test_a_batch_without_columns_has_its_number_of_rows() -> None:
 
 
 def test_lists_of_no_lists_need_no_offsets() -> None:
-    inner = pa.Array.from_buffers(pa.list_(pa.int8()), 0, [None, None], children=[pa.array([], pa.int8())])
+    inner = pa.Array.from_buffers(
+        pa.list_(pa.int8()), 0, [None, None], children=[pa.array([], pa.int8())]
+    )
     nothing = memoryview(numbers(1))[:0]
     assert copy_offsets(nothing, numbers(0, 0), 4, bytearray(4)) == numbers(0, 0)
     outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), inner)
