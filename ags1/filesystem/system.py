@@ -80,17 +80,26 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
     The file system below is ``fs``, or the one that ``target_protocol`` and ``target_options``
     describe; by default that of local files. fsspec fills these in for a chained URL, and ``fo``
-    with the path. ``options`` are ``kms``, ``keyring``, ``key`` (the master key for new files),
-    ``trusted_keys`` (the master keys that sidecars may name; by default ``key``, if that is given)
-    and properties of the KMS. If no option names a KMS, the environment and the configuration file
-    of each process do, as for the command ``ags1``. Options hold no secrets.
+    with the path. ``options`` are these. They hold no secrets:
 
-    A file's key comes from the sidecar beside it. The option ``ledger`` names the ledger of jobs on
-    Spark: if it has a key for a file, that is used in place of the sidecar's, and the files cannot
-    be written. ``key_for(path)`` may return other key metadata for a file; ``path`` is the stored
-    file's, and None means the ledger or the sidecar. A file system with ``key_for`` cannot be
-    pickled, because the function may hold keys. ``threads`` decrypt one file; the default is one
-    per CPU, and at least four if the files are remote.
+    - ``kms``: the type of the KMS: ``local`` (a keyring), ``file``, ``aws``, ``gcp``, ``azure``,
+      ``vault``. If no option names a KMS, the environment and the configuration file of each
+      process do, as for the command ``ags1``.
+    - ``keyring``: the keyring's path.
+    - ``key``: the master key for new files.
+    - ``trusted_keys``: the master keys that sidecars may name, as a list; by default ``key``, if
+      that is given.
+    - ``client.region``, ``kms.vault.url`` and so on: properties of the KMS.
+
+    A file's key comes from the sidecar beside it, unless one of these gives it:
+
+    - ``ledger``: the ledger of jobs on Spark. If it has a key for a file, that is used in place of
+      the sidecar's, and the files cannot be written.
+    - ``key_for``: a function from the path of a stored file to its key metadata. None means the
+      ledger or the sidecar. Such a file system cannot be pickled: the function may hold keys.
+
+    ``threads`` decrypt one file; the default is one per CPU, and at least four if the files are
+    remote.
 
     A file gets its name and its sidecar when it is closed. If an exception leaves the ``with``
     block of ``open``, it gets neither. ``fsspec.open`` closes a file after an exception too, as it
@@ -551,8 +560,8 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             if self.isfile(source) and stored_path(source) == stored_path(target):
                 return
             if recursive and f"{target}/".startswith(f"{source.rstrip('/')}/"):
-                said = "a folder cannot be moved into itself: give another target"
-                raise OSError(errno.EINVAL, said, path1)
+                message = "a folder cannot be moved into itself: give another target"
+                raise OSError(errno.EINVAL, message, path1)
         if isinstance(path1, list) and isinstance(path2, list):
             paths = [self._strip_protocol(one) for one in path1]
         else:
@@ -570,8 +579,8 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         after = self._storage.read_starts(wanted)
         for name, one, other in zip(sidecars, before, after, strict=True):
             if one != other:
-                said = "another process replaced the file while it was moved: move it again"
-                raise BlockingIOError(errno.EAGAIN, said, name)
+                message = "another process replaced the file while it was moved: move it again"
+                raise BlockingIOError(errno.EAGAIN, message, name)
         self._remove_all(paths, recursive=recursive)
 
     # -- folders and removal

@@ -67,7 +67,7 @@ class Keychain:
         self._new_kek.get()
 
     def seal(self, key_metadata: KeyMetadata) -> Sidecar:
-        """Return a sidecar that holds ``km``. Raises KmsError."""
+        """Return a sidecar that holds ``key_metadata``. Raises KmsError."""
         return Sidecar.seal(key_metadata, self._new_kek.get())
 
     def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
@@ -77,9 +77,10 @@ class Keychain:
         with _errors_about(sidecar_file):
             return self.key_of(sidecar, encrypted_file)
 
-    def key_of(self, sidecar: Sidecar, encrypted_file: Any) -> KeyMetadata:
+    def key_of(self, sidecar: Sidecar, encrypted_file: Any = None) -> KeyMetadata:
         """Return the key metadata that ``sidecar`` has for ``encrypted_file``, as ``key_of_file``
-        does. Raises KeyMetadataError, AuthenticationError and KmsError."""
+        does; without a file, the only or newest one. Raises KeyMetadataError, AuthenticationError
+        and KmsError."""
         return key_of_file(sidecar, self._unwrap, encrypted_file, self._opened_by)
 
     def rewrap(

@@ -299,9 +299,10 @@ def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_r
         data, status = read_private(path, _MAX_SIZE, "keyring", allow_readable=allow_readable)
     except FileNotFoundError:
         raise KmsKeyNotFoundError(
-            f"there is no keyring {path}. What is encrypted already needs the keyring that has its "
-            "master key: name it (--keyring, AGS1_KEYRING), or restore it from a backup. A new one "
-            "(ags1 keygen) opens nothing that is there"
+            f"there is no keyring {path}. To encrypt for the first time, make one: ags1 keygen. "
+            "A new keyring opens nothing that is encrypted already: for that, name the keyring "
+            "(--keyring, AGS1_KEYRING) or the KMS (--kms) that has the master key, or restore the "
+            "keyring from a backup"
         ) from None
     document = _decode(data, path)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:

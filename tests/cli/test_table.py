@@ -99,6 +99,10 @@ def test_a_metadata_file_and_a_map(home: Path) -> None:
     arguments = ["--map", f"{JAVA_LOCATION}={TABLES}", "--format", "csv"]
     text = succeed("scan", metadata_file("stats"), *arguments)
     assert len(text.splitlines()) == 1 + len(expected_rows("stats"))
+    # Without a map, a hint comes before the error.
+    hint, _ = told(table("scan", metadata_file("stats")))
+    assert f"the table is in {JAVA_LOCATION}/stats" in hint
+    assert "name the folder" in hint
     # A relative path, and a URL.
     shutil.copytree(TABLES / "stats", home / "stats")
     assert succeed("scan", "stats", "-q", *arguments) == text

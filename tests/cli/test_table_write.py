@@ -968,6 +968,7 @@ def test_migrate() -> None:
     assert stored() == before
     done = facts("migrate", "db.t", "--key", "default", "--data-key-length", "32")
     assert (done["files"], done["rows"], done["plaintext_deleted"]) == (2, 6, 0)
+    assert done["metadata_deleted"] == 0
     assert {path.removeprefix("file://") for path in done["plaintext_left"]} == set(
         map(str, before)
     )
@@ -976,7 +977,9 @@ def test_migrate() -> None:
     # What is left can be deleted by another call.
     assert "6 unencrypted files left" in succeed("migrate", "db.t", "--key", "default")
     assert set(before) & set(stored())
-    succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
+    done = facts("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
+    assert (done["plaintext_deleted"], done["plaintext_left"]) == (6, [])
+    assert done["metadata_deleted"] == 3
     assert not [path for path in before if path in stored() and "metadata.json" not in str(path)]
 
 
@@ -984,7 +987,8 @@ def test_migrate_and_delete_what_was_in_the_clear() -> None:
     plain_table()
     before = set(stored())
     done = succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
-    assert "6 rows encrypted\nreaders need the KMS" in done
+    deleted = "6 unencrypted files deleted, 3 earlier metadata files deleted"
+    assert f"6 rows encrypted, {deleted}\nreaders need the KMS" in done
     assert done.endswith("    encryption.kms-type: local\n    encryption.require-encrypted: true\n")
     assert not before & set(stored())
     for path in stored():
@@ -1131,11 +1135,15 @@ def test_a_signal_at_a_question(filled: EncryptedTable, monkeypatch: pytest.Monk
 # -- which table, failures
 
 
-def test_the_tables_of_a_catalog_are_listed(filled: EncryptedTable) -> None:
-    catalog = load_plain_catalog("prod")
-    catalog.create_namespace("db.inner")
-    catalog.create_table("db.inner.plain", pa.schema([("id", pa.int64())]))
+def test_the_tables_of_a_catalog_are_listed(
+    filled: EncryptedTable, catalog: dict[str, str]
+) -> None:
+    inner = load_plain_catalog("prod")
+    inner.create_namespace("db.inner")
+    inner.create_table("db.inner.plain", pa.schema([("id", pa.int64())]))
     lines = "db.inner.plain  plaintext\ndb.t  encrypted under default\n"
+    # With these, loading a plaintext table warns.
+    catalog.update({"encryption.kms-type": "local", "encryption.trusted-key-ids": "default"})
     for arguments in ([], ["--catalog", "prod"], ["db"]):
         result = run("table", "list", *arguments)
         assert (result.exit_code, result.stderr) == (0, "")
@@ -1146,6 +1154,7 @@ def test_the_tables_of_a_catalog_are_listed(filled: EncryptedTable) -> None:
     Path(filled.metadata_location.removeprefix("file://")).unlink()
     result = run("table", "list")
     assert (result.exit_code, result.stdout) == (6, "db.inner.plain  plaintext\n")
+    assert result.stderr.startswith("ags1: db.t: ")
     assert "/db/t/metadata/" in result.stderr
 
 

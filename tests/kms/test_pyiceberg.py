@@ -172,7 +172,7 @@ def test_its_master_key_has_to_be_named() -> None:
     theirs = Keychain(kms, "keyB").seal(_km())
     with pytest.raises(ValueError, match="'keyB', which is not among those to trust"):
         Keychain(kms, "keyA").key_of(theirs, None)
-    assert Keychain(kms, "keyB").key_of(theirs, None).encryption_key == KEY
+    assert Keychain(kms, "keyB").key_of(theirs).encryption_key == KEY
 
 
 def _km() -> Any:

@@ -18,6 +18,7 @@ from ..report import Report
 from .sources import Job, Plan, make_folder
 
 _EXISTS = "done already"
+_CHANGED = "changed after it was encrypted"
 
 
 def for_each(
@@ -32,7 +33,7 @@ def for_each(
     files were skipped, a line says how many, and how many are ``done``, such as "encrypted"; with
     ``verbose``, a line for each says why."""
     with Report(out, plan.total_size) as report:
-        skipped = [*plan.skipped, *((job.source_name, _EXISTS) for job in plan.done)]
+        skipped = [*plan.skipped, *((job.source_name, _state(job)) for job in plan.done)]
         for file, reason in skipped if verbose else []:
             report.note(f"{file}: skipped: {reason}")
         for file, problem in plan.problems:
@@ -60,6 +61,16 @@ def for_each(
         if skipped:
             report.note(_summary(report, done, Counter(reason for _, reason in skipped)))
     return report.exit_code
+
+
+def _state(job: Job) -> str:
+    """Return why a job counts as done. Only times are compared: they are hints."""
+    try:
+        assert job.target is not None
+        is_newer = os.stat(job.source).st_mtime_ns > os.stat(job.target).st_mtime_ns
+    except OSError:  # removed since
+        return _EXISTS
+    return _CHANGED if is_newer else _EXISTS
 
 
 def _summary(report: Report, done: str, skipped: Counter[str]) -> str:

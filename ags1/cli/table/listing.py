@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import Ags1Error
-from ..console import Output, print_error
+from ..console import Output, print_error, warnings_as_lines
 from ..exits import Command, Exit, describe
 from ..kms.options import KmsOptions
 from ..options import output
@@ -61,12 +62,13 @@ def list_(
     code = Exit.OK
     for name in names:
         try:
-            with failures(name):
+            with warnings_as_lines(quiet=out.quiet), failures(name):
                 found = _listed(opened, name)
         except (Ags1Error, OSError, click.UsageError) as error:
             failure = describe(error) if not isinstance(error, click.UsageError) else None
             code = code or (Exit.USAGE if failure is None else failure.exit_code)
-            print_error(str(error) if failure is None else failure.message)
+            message = str(error) if failure is None else failure.message
+            print_error(message if message.startswith(name) else f"{name}: {message}")
             continue
         state = f"encrypted under {found.key_id}" if found.encrypted else "plaintext"
         out.result(asdict(found), f"{name}  {state}")
@@ -83,8 +85,11 @@ def _tables(catalog: EncryptedCatalog, namespace: tuple[str, ...] | None) -> Ite
 
 
 def _listed(catalog: EncryptedCatalog, name: str) -> _Listed:
-    from ...iceberg import EncryptedTable
+    from ...iceberg import EncryptedTable, PlainTableWarning
 
-    table = catalog.load_table(name)
+    with warnings.catch_warnings():
+        # The line of the table says it.
+        warnings.simplefilter("ignore", PlainTableWarning)
+        table = catalog.load_table(name)
     key_id = table.files.keys.table_key_id if isinstance(table, EncryptedTable) else None
     return _Listed(name, isinstance(table, EncryptedTable), key_id)

@@ -43,11 +43,14 @@ class _Migrated(TableResult):
     dropped_refs: Sequence[str]
     configuration: Sequence[str]
     plaintext_deleted: int = 0
+    metadata_deleted: int = 0
     plaintext_left: Sequence[str] = ()
     plaintext_outside: Sequence[str] = ()
     unreadable: Sequence[str] = ()
     PARTS: ClassVar = (
         "{files:file} of {size:byte} and {rows:row} encrypted",
+        "{plaintext_deleted:unencrypted file} deleted",
+        "{metadata_deleted:earlier metadata file} deleted",
         "{plaintext_left:unencrypted file} left (--json lists them)",
         "{plaintext_outside:unencrypted file} left outside its folder (--json lists them)",
     )
@@ -123,7 +126,8 @@ def _report(
     if (left := done.plaintext) is not None:
         remaining = done.failed if asked.delete_plaintext else left.inside
         facts["plaintext_left"] = remaining
-        facts["plaintext_deleted"] = len(left.inside) - len(remaining)
+        facts["plaintext_deleted"] = len(set(left.inside) - set(remaining))
+        facts["metadata_deleted"] = done.metadata_deleted
         facts["plaintext_outside"], facts["unreadable"] = left.outside, left.unreadable
     code = _Migrated(
         table=table,

@@ -147,7 +147,13 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
                         "table's with --key, AGS1_KMS_KEY, or key in the configuration"
                     )
     location_map = options.location_map
-    if not location_map:
+    if not location_map and folder is None:
+        for stated in moved_to(location.rpartition("/metadata/")[0] or None, metadata):
+            note(
+                f"the metadata says that the table is in {stated}, and its files are read there. "
+                "If the whole folder was moved or copied, name the folder"
+            )
+    elif not location_map:
         location_map = moved_to(folder, metadata)
         for stated in location_map:
             note(f"the table was moved here from {stated}")

@@ -77,8 +77,9 @@ class MigrationResult:
 
     ``files`` is the number of encrypted files, ``size`` their bytes, ``rows`` their rows.
     ``dropped_refs`` are the removed branches and tags. ``plaintext`` are the unencrypted files of
-    the table before the migration; it is None after a dry run. ``failed`` are those that could not
-    be deleted.
+    the table before the migration; it is None after a dry run. ``metadata_deleted`` is the number
+    of earlier metadata files that were deleted with them. ``failed`` are the files of both kinds
+    that could not be deleted.
     """
 
     files: int
@@ -87,6 +88,7 @@ class MigrationResult:
     dropped_refs: tuple[str, ...]
     plaintext: PlaintextFiles | None = field(default=None, repr=False)
     failed: tuple[str, ...] = ()
+    metadata_deleted: int = 0
 
 
 def migrate(
@@ -140,13 +142,9 @@ def migrate(
     return _result(plan, *removal.run(before, after, removal.folders(before)))
 
 
-def _result(
-    plan: MigrationPlan, plaintext: PlaintextFiles | None = None, failed: tuple[str, ...] = ()
-) -> MigrationResult:
+def _result(plan: MigrationPlan, *removed: Any) -> MigrationResult:
     rewrite = plan.rewrite
-    return MigrationResult(
-        len(rewrite.files), rewrite.size, plan.rows, plan.refs, plaintext, failed
-    )
+    return MigrationResult(len(rewrite.files), rewrite.size, plan.rows, plan.refs, *removed)
 
 
 def _committed(
@@ -219,21 +217,20 @@ class _PlaintextRemoval:
                     continue
                 if is_plaintext(metadata):
                     before = replace(base, metadata=metadata, location=location)
-                    plaintext, failed = self.run(before, base, folders)
-                    return MigrationResult(0, 0, 0, (), plaintext, failed)
+                    return MigrationResult(0, 0, 0, (), *self.run(before, base, folders))
         raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
 
     def run(
         self, before: Base, after: Base, folders: TableFolders
-    ) -> tuple[PlaintextFiles, tuple[str, ...]]:
-        """Return the unencrypted files of ``before``, and those that could not be deleted. Only
-        files in ``folders`` are deleted. If the encrypted table has an error, raise
-        MetadataIntegrityError and delete nothing."""
+    ) -> tuple[PlaintextFiles, tuple[str, ...], int]:
+        """Return the unencrypted files of ``before``, the files that could not be deleted, and the
+        number of deleted metadata files. Only files in ``folders`` are deleted. If the encrypted
+        table has an error, raise MetadataIntegrityError and delete nothing."""
         table = self.catalog.load_table(before.identifier, expected_key_id=self.key_id)
         assert isinstance(table, TableSession)
         plaintext = plaintext_files(before.metadata, after.metadata, table.files, folders)
         if self.verify is None:
-            return plaintext, ()
+            return plaintext, (), 0
         check_owns_files(before.metadata, after.metadata)
         # An earlier run has written some files. Only their sizes were checked so far.
         report = self.verify(table)
@@ -250,8 +247,9 @@ class _PlaintextRemoval:
         logged = folders.versions([*logged_metadata(before.metadata), before.location])
         kept = file_identity(after.location)
         earlier = [location for location in logged if file_identity(location) != kept]
-        failed += delete_files(earlier[:-1], self.output, folders)
-        return plaintext, failed + delete_files(earlier[-1:], self.output, folders)
+        stayed = delete_files(earlier[:-1], self.output, folders)
+        stayed += delete_files(earlier[-1:], self.output, folders)
+        return plaintext, failed + stayed, len(earlier) - len(stayed)
 
     def folders(self, base: Base) -> TableFolders:
         """Return the table's folders, as far as its catalog confirms ``base``."""

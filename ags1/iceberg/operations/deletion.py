@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
-from ..read.statistics import statistics_of
+from ..read.statistics import list_statistics
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..write.executors import CancellingPool
@@ -39,7 +39,7 @@ def statistics_updates(
 ) -> list[dict[str, Any]]:
     """Return the updates that remove the statistics files of snapshots (None: all) from the
     metadata, in the REST specification's form."""
-    ids = dict.fromkeys((name, entry["snapshot-id"]) for name, entry in statistics_of(metadata))
+    ids = dict.fromkeys((name, entry["snapshot-id"]) for name, entry in list_statistics(metadata))
     return [
         {"action": f"remove-{name}", "snapshot-id": snapshot_id}
         for name, snapshot_id in ids

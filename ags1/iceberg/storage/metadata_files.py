@@ -55,8 +55,10 @@ def newest_metadata(io: FileIO, folder: str) -> str:
     MetadataIntegrityError if two have that number."""
     files = list_files(io, f"{folder}/metadata")
     if files is None:
-        said = f"{type(io).__name__} cannot list the files in this folder: name the metadata.json"
-        raise OSError(errno.ENOTSUP, said, folder)
+        message = (
+            f"{type(io).__name__} cannot list the files in this folder: name the metadata.json"
+        )
+        raise OSError(errno.ENOTSUP, message, folder)
     hint, numbered = None, []
     for location in files:
         name = location.rpartition("/")[2]
@@ -70,13 +72,13 @@ def newest_metadata(io: FileIO, folder: str) -> str:
         if hinted := _hinted(version, {path.rpartition("/")[2]: path for _, path in numbered}):
             return hinted
     if not numbered:
-        said = "there is no metadata.json in its folder 'metadata': name a table's folder"
-        raise FileNotFoundError(errno.ENOENT, said, folder)
+        message = "there is no metadata.json in its folder 'metadata': name a table's folder"
+        raise FileNotFoundError(errno.ENOENT, message, folder)
     highest = max(number for number, _ in numbered)
     newest = [location for number, location in numbered if number == highest]
     if len(newest) > 1:
-        said = f"{len(newest)} metadata files have the number {highest}: name the one to read"
-        raise MetadataIntegrityError(said, file=folder)
+        message = f"{len(newest)} metadata files have the number {highest}: name the one to read"
+        raise MetadataIntegrityError(message, file=folder)
     return newest[0]
 
 
