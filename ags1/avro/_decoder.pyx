@@ -317,7 +317,7 @@ cdef class _Records(CheckedDecoder):
         return branch == 1
 
     cdef int64_t items(self) except -1:
-        """Read options many items come next; 0 after the last."""
+        """Read how many items come next; 0 after the last."""
         cdef int64_t count = self.number()
         if count < 0:
             if count == INT64_MIN:
