@@ -101,7 +101,8 @@ cdef class Shape:
 
 cdef class Block:
     """A block of a container: its ``data``, decompressed, of ``rows`` records; as it is ``stored``,
-    by ``codec``; and the ``layout`` of its records (``avro_schema.layout``)."""
+    by ``codec``; and the ``layout`` of its records (``avro_schema.layout``). The data of a manifest
+    have the keys of its files."""
 
     cdef readonly bytes data
     cdef readonly object stored
@@ -116,6 +117,9 @@ cdef class Block:
             raise FormatError("a block has more records than bytes, or too many bytes")
         self.data, self.stored, self.codec, self.layout = data, stored, codec, layout
         self.rows = rows
+
+    def __reduce__(self):
+        raise TypeError("a block may hold keys, so it is not pickled or copied")
 
 
 cdef class EncodedFile:
@@ -146,8 +150,8 @@ cdef class EncodedFile:
 
     def entry(self, int64_t status, snapshot_id, sequence_number, file_sequence_number, row_id):
         """Return the bytes of an entry with these values, and with the file as it was read. The
-        block's layout has these four values first, then the file, and nothing else. Raises ValueError
-        if the file was read without a first row ID."""
+        block's layout has these four values first, then the file, and nothing else. Raises
+        ValueError if the file was read without a first row ID."""
         cdef unsigned char[5 * LONG_SIZE] head
         cdef unsigned char[LONG_SIZE + 1] first
         cdef Py_ssize_t head_size = put_long(head, status)
@@ -313,7 +317,7 @@ cdef class _Records(CheckedDecoder):
         return branch == 1
 
     cdef int64_t items(self) except -1:
-        """Read options many items come next; 0 after the last."""
+        """Read how many items come next; 0 after the last."""
         cdef int64_t count = self.number()
         if count < 0:
             if count == INT64_MIN:

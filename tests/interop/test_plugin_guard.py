@@ -50,6 +50,35 @@ def test_plaintext_parquet_is_read_unless_encryption_is_required(
         read(java, tmp_path, data, required=True)
 
 
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_file_that_is_replaced_after_it_was_opened_is_refused(java: Java, ranges: bool) -> None:
+    def read(before: bytes, after: bytes, size: int, *, at_end: bool = False) -> bytes:
+        given = {"before": before.hex(), "after": after.hex(), "size": size, "at-end": at_end}
+        call = "ags1.iceberg.Guard.readReplaced"
+        return bytes.fromhex(java.call(call, **given, ranges=ranges, required=False))
+
+    stream, parquet = ENCRYPTED
+    for data in ENCRYPTED:
+        assert read(data, data, len(data)) == data
+        assert read(data, data, 4, at_end=True) == data[-4:]
+    for before in (stream, parquet, b"PAR1 rows PAR1"):
+        for size in (1, 40):
+            with pytest.raises(JavaError, match="somebody replaced it"):
+                read(before, PLAIN["an Avro file"], size)
+    # Readers of Parquet look at its end alone.
+    for size in (1, 8, 14):
+        with pytest.raises(JavaError, match="somebody replaced it"):
+            read(parquet, b"PARE rows PAR1", size, at_end=True)
+
+
+def test_plaintext_parquet_that_begins_like_encrypted_parquet_is_refused(
+    java: Java, tmp_path: Path
+) -> None:
+    for required in (True, False):
+        with pytest.raises(JavaError, match="somebody replaced it"):
+            read(java, tmp_path, b"PARE rows PAR1", required=required)
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, 100])
 def test_what_is_written(java: Java, tmp_path: Path, size: int) -> None:
     for number, data in enumerate(ENCRYPTED):

@@ -24,13 +24,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ags1 import layout
+from ags1 import KeyMetadata, layout
 from ags1.cli.app import app
 from ags1.errors import (
     FormatError,
     KmsAccessDeniedError,
     KmsConfigurationError,
 )
+from ags1.keys import KeyEncryptionKey, Sidecar
+from ags1.kms.key_file import KeyFileKms
 from ags1.spark.jobs import planning, publishing
 from ags1.spark.jobs.publishing import (
     clear,
@@ -51,6 +53,7 @@ from ags1.spark.ledger import (
 )
 from ags1.spark.ledger.copying import ParquetRows, copy_rows
 from ags1.spark.ledger.folder import FolderStore
+from ags1.spark.ledger.lookup import LedgerSidecars
 from ags1.spark.ledger.objects import ObjectStore
 from ags1.spark.ledger.rows import rows_to_table
 from ags1.spark.ledger.state import Revisions
@@ -118,6 +121,24 @@ def test_rows_come_back_and_the_newest_done_one_counts(tmp_path: Path, place: Le
     with place.open() as ledger:  # goes on numbering
         ledger.settle(ledger.prepare([old]), [old])
         assert ledger.done(ENCRYPT)[old.target] == old
+
+
+def test_whoever_has_looked_up_a_key_finds_it_as_it_was_wrapped_again(
+    tmp_path: Path, place: LedgerPlace
+) -> None:
+    (tmp_path / "key").write_bytes(bytes(range(16)))
+    kms = KeyFileKms({"kms.file.path": str(tmp_path / "key"), "kms.allow-readable-files": "true"})
+    km = KeyMetadata.generate(32).with_file_length(36)
+    kek = KeyEncryptionKey.generate(kms, "one", key_size=32)
+    old, new = Sidecar.seal(km, kek), Sidecar.seal(km, kek.rewrap(kms, "other"))
+    rows = [row(tmp_path / "a", key_metadata=old.to_bytes().decode())]
+    reader = LedgerSidecars(place.at)
+    with place.open() as ledger:
+        ledger.settle(ledger.prepare(rows), rows)
+        assert reader.find([rows[0].target]) == [old]
+        again = rows[0]._replace(key_metadata=new.to_bytes().decode())
+        ledger.replace_all({1: [again]})
+        assert reader.find([again.target]) == [new]
 
 
 def test_readers_see_settled_rows_only(tmp_path: Path, place: LedgerPlace) -> None:

@@ -173,6 +173,11 @@ class Ledger:
         """Return the numbers of the settled batches, oldest first."""
         return [n for segment in self._segments() for n in range(segment.first, segment.last + 1)]
 
+    def files(self) -> list[str]:
+        """Return the names of the files of the settled batches. They change with every row and key,
+        and when files are merged."""
+        return [segment.name for segment in self._segments()]
+
     def rows_between(
         self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
     ) -> Iterator[tuple[int, list[Row]]]:

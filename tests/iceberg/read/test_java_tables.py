@@ -295,7 +295,8 @@ def test_files_and_manifests_are_not_pickled() -> None:
     manifest = snapshot.manifests(table.io)[0]
     task = table.scan().plan_files()[0]
     assert isinstance(manifest, EncryptedManifest)
-    for thing in (manifest, task.file, task):
+    encoded: Any = task.file.encoded  # type: ignore[attr-defined]
+    for thing in (manifest, task.file, task, encoded.block):
         with pytest.raises(TypeError, match="not pickled"):
             pickle.dumps(thing)
 

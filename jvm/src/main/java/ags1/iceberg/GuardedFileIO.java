@@ -5,15 +5,19 @@ import static java.nio.charset.StandardCharsets.ISO_8859_1;
 
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.nio.ByteBuffer;
+import java.util.List;
 import java.util.Map;
+import java.util.function.IntFunction;
 import org.apache.iceberg.exceptions.ValidationException;
-import org.apache.iceberg.io.DelegatingInputStream;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.FileInfo;
+import org.apache.iceberg.io.FileRange;
 import org.apache.iceberg.io.IOUtil;
 import org.apache.iceberg.io.InputFile;
 import org.apache.iceberg.io.OutputFile;
 import org.apache.iceberg.io.PositionOutputStream;
+import org.apache.iceberg.io.RangeReadable;
 import org.apache.iceberg.io.SeekableInputStream;
 import org.apache.iceberg.io.SupportsPrefixOperations;
 
@@ -95,11 +99,9 @@ class GuardedFileIO implements FileIO {
             "%s belongs to an encrypted table, and is not encrypted or is truncated: somebody "
                 + "replaced it, or another program wrote it unencrypted", location());
         stream.seek(0);
-        // Of Hadoop's stream, Parquet would keep the inner one alone: then Iceberg's finalizer
-        // closes it, perhaps while it is read.
-        return first.equals("AGS1") || stream instanceof DelegatingInputStream
-            ? new WholeStream(stream, getLength(), location())
-            : stream;
+        return stream instanceof RangeReadable ranges
+            ? new CheckedRanges(stream, ranges, getLength(), first, location())
+            : new CheckedStream(stream, getLength(), first, location());
       } catch (IOException | RuntimeException error) {
         try (stream) {
           throw error;
@@ -110,33 +112,100 @@ class GuardedFileIO implements FileIO {
     }
   }
 
-  /** Reports the early end of a file, which Avro would take for the end of the rows. */
-  private static final class WholeStream extends SeekableInputStream {
+  /**
+   * Reports the early end of a file, which Avro would take for the end of the rows, and first bytes
+   * that are not those that were checked: on an object store, a later read is another request, and
+   * somebody may have replaced the file meanwhile. Parquet's readers look at the last bytes alone,
+   * and those of encrypted Parquet are its first ones.
+   *
+   * <p>It is no {@code DelegatingInputStream}: of Hadoop's stream, Parquet would keep the inner one
+   * alone. Then Iceberg's finalizer closes it, perhaps while it is read.
+   */
+  private static class CheckedStream extends SeekableInputStream {
     private final SeekableInputStream inner;
     private final long length;
+    private final String first;
     private final String location;
 
-    private WholeStream(SeekableInputStream inner, long length, String location) {
+    private CheckedStream(
+        SeekableInputStream inner, long length, String first, String location) {
       this.inner = inner;
       this.length = length;
+      this.first = first;
       this.location = location;
     }
 
     @Override public long getPos() throws IOException { return inner.getPos(); }
     @Override public void seek(long position) throws IOException { inner.seek(position); }
     @Override public void close() throws IOException { inner.close(); }
-    @Override public int read() throws IOException { return checked(inner.read()); }
+
+    @Override
+    public int read() throws IOException {
+      byte[] single = new byte[1];
+      return read(single, 0, 1) < 0 ? -1 : single[0] & 0xff;
+    }
 
     @Override
     public int read(byte[] bytes, int offset, int size) throws IOException {
-      return checked(inner.read(bytes, offset, size));
+      long position = inner.getPos();
+      int count = inner.read(bytes, offset, size);
+      refuseIf(
+          count < 0 && position < length,
+          "%s is truncated: it has %s of %s bytes", location, position, length);
+      check(position, bytes, offset, count);
+      return count;
     }
 
-    private int checked(int result) throws IOException {
+    final void check(long position, byte[] bytes, int offset, int count) {
+      for (int i = 0; i < first.length(); i++) {
+        checkByte(i - position, bytes, offset, count, i);
+        if (first.equals("PARE")) {
+          checkByte(length - FIRST + i - position, bytes, offset, count, i);
+        }
+      }
+    }
+
+    private void checkByte(long at, byte[] bytes, int offset, int count, int i) {
       refuseIf(
-          result < 0 && inner.getPos() < length,
-          "%s is truncated: it has %s of %s bytes", location, inner.getPos(), length);
-      return result;
+          at >= 0 && at < count && (bytes[offset + (int) at] & 0xff) != first.charAt(i),
+          "%s does not begin, or end, as it did when it was opened, as %s: somebody replaced it",
+          location, first);
+    }
+
+    final long length() { return length; }
+  }
+
+  /** Lets Parquet read several ranges at once. It reads the footer first, and not in that way. */
+  private static final class CheckedRanges extends CheckedStream implements RangeReadable {
+    private final RangeReadable ranges;
+
+    private CheckedRanges(
+        SeekableInputStream inner,
+        RangeReadable ranges,
+        long length,
+        String first,
+        String location) {
+      super(inner, length, first, location);
+      this.ranges = ranges;
+    }
+
+    @Override
+    public void readFully(long position, byte[] bytes, int offset, int size) throws IOException {
+      ranges.readFully(position, bytes, offset, size);
+      check(position, bytes, offset, size);
+    }
+
+    @Override
+    public int readTail(byte[] bytes, int offset, int size) throws IOException {
+      int count = ranges.readTail(bytes, offset, size);
+      check(length() - count, bytes, offset, count);
+      return count;
+    }
+
+    @Override
+    public void readVectored(List<FileRange> wanted, IntFunction<ByteBuffer> allocate)
+        throws IOException {
+      ranges.readVectored(wanted, allocate);
     }
   }
 
