@@ -460,7 +460,7 @@ cdef void free_array(object capsule) noexcept:
 # ---- the work ----------------------------------------------------------------------------------
 
 cdef class ColumnBatch(Batch):
-    """The messages of a column. ``useful_threads`` is how many threads shorten the work."""
+    """The messages of a column. ``useful_threads`` is options many threads shorten the work."""
 
     cdef Messages _input
     cdef readonly Py_ssize_t useful_threads

@@ -82,8 +82,11 @@ def encrypt_file(
         geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
         _refuse_same_file(source, status, target)
         if is_stream(target):
-            how: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
-            with open_stream(target, overwrite=overwrite) as stream, Writer(stream, km, **how) as w:
+            options: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
+            with (
+                open_stream(target, overwrite=overwrite) as stream,
+                Writer(stream, km, **options) as w,
+            ):
                 copy_through(io.FileIO(fd, closefd=False), w.write, progress, size)
                 _check_unchanged(source, fd, status)
             return w.key_metadata
@@ -130,9 +133,12 @@ def decrypt_file(
                 header, status.st_size, km, block_size, max_block_size, trust_file_size
             )
         if is_stream(target):
-            how: Any = {"block_size": geometry.block_size, "threads": thread_count(threads)}
-            how |= {"max_block_size": max_block_size, "trust_file_size": trust_file_size}
-            with Reader(source, km, **how) as r, open_stream(target, overwrite=overwrite) as stream:
+            options: Any = {"block_size": geometry.block_size, "threads": thread_count(threads)}
+            options |= {"max_block_size": max_block_size, "trust_file_size": trust_file_size}
+            with (
+                Reader(source, km, **options) as r,
+                open_stream(target, overwrite=overwrite) as stream,
+            ):
                 copy_through(r, stream.write, progress, r.plaintext_size)
             return r.plaintext_size
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)

@@ -19,8 +19,8 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField, StringType
 
 from ags1.iceberg.commit.base import Base
-from ags1.iceberg.commit.choice import commits_for
 from ags1.iceberg.commit.commits import Commits
+from ags1.iceberg.commit.connections import connection_to
 from ags1.iceberg.commit.new_table import new_table_updates
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.trust import Trust
@@ -124,7 +124,7 @@ def create(
 
 def append_some(catalog: Callable[[], Catalog], writer: int, count: int) -> None:
     """Append snapshots to ``db.t`` of a catalog, each retried until it is in."""
-    commits = commits_for(catalog())
+    commits = connection_to(catalog())
     for number in range(1, count + 1):
         while True:
             base = commits.load("db.t", Trust("keyA"))

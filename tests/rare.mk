@@ -21,8 +21,8 @@ corpus: native jvm $(VENV)/.with-interop
 cluster: native jvm $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster
 
-# Flink and Comet over the plug-in (hundreds of megabytes the first time), and Python's and Spark's writers that
-# are killed.
+# Flink, Comet and Spark 4.0 over the plug-in (hundreds of megabytes the first time), and Python's and Spark's
+# writers that are killed.
 engines: native jvm $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster tests/interop/test_engines.py
 

@@ -74,9 +74,11 @@ cdef class Shape:
         self.kind, self.parts, self.size = kind, parts, size
         self.value, self.members, self.row_id = value, members, row_id
         self.count = len(parts)
+        # Their lengths do not change while memory is written.
+        places, lazy = tuple(places), tuple(lazy)
         self.is_file = bool(lazy)
         needed = {OPTION: 1, LIST: 1, PAIRS: 2, STRUCT: len(places)}.get(kind, 0)
-        if self.count != needed or size < 0 or len(lazy) > MOST_LAZY:
+        if self.count != needed or (kind != STRUCT and places) or size < 0 or len(lazy) > MOST_LAZY:
             raise ValueError("the parts do not fit the shape")
         for part in parts:
             if not isinstance(part, Shape):
@@ -144,7 +146,8 @@ cdef class EncodedFile:
 
     def entry(self, int64_t status, snapshot_id, sequence_number, file_sequence_number, row_id):
         """Return the bytes of an entry with these values, and with the file as it was read. The
-        block's layout has these four values first, then the file, and nothing else."""
+        block's layout has these four values first, then the file, and nothing else. Raises ValueError
+        if the file was read without a first row ID."""
         cdef unsigned char[5 * LONG_SIZE] head
         cdef unsigned char[LONG_SIZE + 1] first
         cdef Py_ssize_t head_size = put_long(head, status)
@@ -152,6 +155,8 @@ cdef class EncodedFile:
         cdef const unsigned char *data = <const unsigned char *>PyBytes_AS_STRING(self.block.data)
         cdef bytes made
         cdef unsigned char *at
+        if not self._begin <= self._row_id < self._row_id_end <= self._end:
+            raise ValueError("the file was read without a first row ID")
         for number in (snapshot_id, sequence_number, file_sequence_number):
             head_size += put_optional(head + head_size, number)
         made = PyBytes_FromStringAndSize(
@@ -290,6 +295,12 @@ cdef class _Records(CheckedDecoder):
     cdef object _inside
     cdef const unsigned char *_inside_at
     cdef Py_ssize_t _inside_size
+    # An item has at least one byte of its own, so all lists have no more items than there are
+    # bytes. More items without bytes are not made, however many a few bytes claim.
+    cdef int64_t _items_left
+
+    def __cinit__(self):
+        self._items_left = self._end - self._at
 
     cdef uint32_t offset(self):
         return <uint32_t>(self._at - <const unsigned char *>PyBytes_AS_STRING(self._data))
@@ -302,7 +313,7 @@ cdef class _Records(CheckedDecoder):
         return branch == 1
 
     cdef int64_t items(self) except -1:
-        """Read how many items come next; 0 after the last."""
+        """Read options many items come next; 0 after the last."""
         cdef int64_t count = self.number()
         if count < 0:
             if count == INT64_MIN:
@@ -311,8 +322,10 @@ cdef class _Records(CheckedDecoder):
             self.number()
             count = -count
         if count > self._end - self._at:
-            # Even an item without bytes is not repeated more often than that.
             raise EOFError(f"{count} items are wanted, but {self._end - self._at} bytes are left")
+        if count > self._items_left:
+            raise FormatError("the lists have more items than bytes")
+        self._items_left -= count
         return count
 
     cdef object value(self, Shape shape):
@@ -413,6 +426,7 @@ cdef class _Records(CheckedDecoder):
     cdef object inside(self, Shape part):
         """Read a record in a file's. Files with the same bytes there share it."""
         cdef const unsigned char *begin = self._at
+        cdef int64_t items_left = self._items_left
         self.skip_value(part)
         if (
             self._inside is None
@@ -420,7 +434,7 @@ cdef class _Records(CheckedDecoder):
             or memcmp(begin, self._inside_at, self._inside_size) != 0
         ):
             self._inside_at, self._inside_size = begin, self._at - begin
-            self._at = begin
+            self._at, self._items_left = begin, items_left
             self._inside = self.value(part)
         return self._inside
 

@@ -179,7 +179,7 @@ cdef struct State:
     Input input
     # How many more rows of the block may have no bytes.
     int64_t empty_rows_left
-    # How many more items of the batch may have no bytes, and how many items its lists have.
+    # How many more items of the batch may have no bytes, and options many items its lists have.
     int64_t empty_left
     int64_t items
     size_t block_size
@@ -406,7 +406,7 @@ cdef Status run(State *s, int index) noexcept nogil:
 
 
 cdef size_t size_of(const State *s) noexcept nogil:
-    """Return about how many bytes the batch takes."""
+    """Return about options many bytes the batch takes."""
     cdef size_t size = <size_t>s.items * ITEM_SIZE
     cdef int n
     for n in range(s.column_count):

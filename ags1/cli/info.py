@@ -111,8 +111,8 @@ def as_text(facts: dict[str, Any]) -> str:
     if "speed" in facts:
         seal = facts["speed"]["encrypt_bytes_per_second"] / 1e9
         unseal = facts["speed"]["decrypt_bytes_per_second"] / 1e9
-        how = "AES-256, 1 MiB blocks, memory to memory, one thread"
-        lines.append(("speed", f"encrypt {seal:.2f} GB/s, decrypt {unseal:.2f} GB/s ({how})"))
+        text = "AES-256, 1 MiB blocks, memory to memory, one thread"
+        lines.append(("speed", f"encrypt {seal:.2f} GB/s, decrypt {unseal:.2f} GB/s ({text})"))
     return "\n".join(f"{name:<11}{value}" for name, value in lines)
 
 

@@ -119,7 +119,7 @@ class Report:
 
     def _print_json(self, file: str, failure: Failure) -> None:
         if self._out.as_json:
-            print_json({"file": file, "ok": False, "error": facts_of(failure)})
+            print_json({"file": file, "ok": False, "error": describe_failure(failure)})
 
     def _hide_line(self) -> None:
         if self._has_line:
@@ -144,7 +144,7 @@ def progress_line(name: str, out: Output) -> Iterator[Callable[[int, int | None]
         yield progress
 
 
-def facts_of(failure: Failure) -> dict[str, Any]:
+def describe_failure(failure: Failure) -> dict[str, Any]:
     """Return a failure as it is in JSON."""
     return {name: value for name, value in failure._asdict().items() if value is not None}
 

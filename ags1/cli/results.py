@@ -39,7 +39,7 @@ class Result:
         facts = asdict(self)
         # The fields of the library's own result are fields of this one.
         facts |= facts.pop("done", {})
-        out.result(facts, line_of(facts, self.SUBJECT, self.PARTS), code)
+        out.result(facts, format_line(facts, self.SUBJECT, self.PARTS), code)
         return code
 
 
@@ -58,7 +58,7 @@ class BranchResult(TableResult):
     branch: str
 
 
-def line_of(facts: dict[str, Any], subject: str, parts: Sequence[str]) -> str:
+def format_line(facts: dict[str, Any], subject: str, parts: Sequence[str]) -> str:
     """Return a result as a line."""
     values = {name: _Value(value) for name, value in facts.items()}
     shown = [

@@ -94,8 +94,8 @@ def parse_sidecar(start: bytes | Exception, file: str) -> Sidecar:
     KeyMetadataError, and OSError if it cannot be read."""
     name = sidecar_path(file)
     if isinstance(start, FileNotFoundError):
-        said = "there is no such sidecar, and only it has the file's key: put it beside the file"
-        raise KeyMetadataError(said, file=name)
+        message = "there is no such sidecar, and only it has the file's key: put it beside the file"
+        raise KeyMetadataError(message, file=name)
     if isinstance(start, Exception):
         raise start
     if len(start) > MAX_SIDECAR_SIZE:

@@ -560,8 +560,8 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             if self.isfile(source) and stored_path(source) == stored_path(target):
                 return
             if recursive and f"{target}/".startswith(f"{source.rstrip('/')}/"):
-                said = "a folder cannot be moved into itself: give another target"
-                raise OSError(errno.EINVAL, said, path1)
+                message = "a folder cannot be moved into itself: give another target"
+                raise OSError(errno.EINVAL, message, path1)
         if isinstance(path1, list) and isinstance(path2, list):
             paths = [self._strip_protocol(one) for one in path1]
         else:
@@ -579,8 +579,8 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         after = self._storage.read_starts(wanted)
         for name, one, other in zip(sidecars, before, after, strict=True):
             if one != other:
-                said = "another process replaced the file while it was moved: move it again"
-                raise BlockingIOError(errno.EAGAIN, said, name)
+                message = "another process replaced the file while it was moved: move it again"
+                raise BlockingIOError(errno.EAGAIN, message, name)
         self._remove_all(paths, recursive=recursive)
 
     # -- folders and removal

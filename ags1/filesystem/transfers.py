@@ -124,9 +124,9 @@ class ManyFiles(ChainedFileSystem):  # type: ignore[misc]
             are_files = self.side_by_side(self.isfile, [(one,) for one in paths])
             paths = [one for one, is_file in zip(paths, are_files, strict=True) if is_file]
         starts, ends = ([kwargs.pop(name, None)] * len(paths) for name in ("start", "end"))
-        how = "raise" if on_error == "raise" else "return"
+        returned = "raise" if on_error == "raise" else "return"
         found = zip(
-            paths, self.cat_ranges(paths, starts, ends, on_error=how, **kwargs), strict=True
+            paths, self.cat_ranges(paths, starts, ends, on_error=returned, **kwargs), strict=True
         )
         with_errors = on_error == "return"
         return {one: data for one, data in found if with_errors or not isinstance(data, Exception)}

@@ -43,11 +43,11 @@ from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import from_properties, names_kms
 from .commit.base import Base, file_base
-from .commit.choice import connection_to
 from .commit.commits import Commits, NewLocation
+from .commit.connections import connection_to
 from .commit.new_table import check_encryption, new_table_updates
 from .commit.outcome import after_commit
-from .commit.session import version_of
+from .commit.session import open_version
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
 from .operations.expire import expire_all
@@ -57,7 +57,7 @@ from .pyiceberg.catalogs import configured_properties, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
 from .pyiceberg.guard import guard_catalog
 from .pyiceberg.redirection import refuse_redirection
-from .pyiceberg.tables import table_of
+from .pyiceberg.tables import transaction_table
 from .read.metadata import is_plaintext_with_key_id, not_encrypted, table_key_id
 from .spec.shape import check_evolution
 from .storage.output import TableOutput
@@ -226,7 +226,7 @@ class EncryptedCatalog(DelegatingCatalog):
         key_id = table_key_id(base.metadata, base.trust, base.location)
         if key_id is None:
             return self._plain_table(base, require_encrypted)
-        version = version_of(
+        version = open_version(
             base,
             base.io(self.inner),
             kms_client(self.kms, key_id),
@@ -338,7 +338,7 @@ class EncryptedCatalog(DelegatingCatalog):
             self.connection.forget(identifier)
             plain = self.inner.create_table_transaction(*wanted)
             self._warn_of_plain(identifier)
-            table_of(plain).catalog = self
+            transaction_table(plain).catalog = self
             return plain
         place, updates = self._new_table(*wanted)
         metadata = apply_updates(None, updates, now_ms=now_ms())
@@ -428,7 +428,7 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def _table(self, base: Base, io: FileIO) -> EncryptedTable:
         """Return the table for metadata that this catalog has just committed or will commit."""
-        version = version_of(
+        version = open_version(
             base,
             io,
             kms_client(self.kms, base.metadata["properties"][TABLE_KEY_ID]),

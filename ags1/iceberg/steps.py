@@ -197,7 +197,7 @@ class Attempt:
         self._manager: EncryptionManager | None = None
 
     def _view_of(self, metadata: dict[str, Any], **more: Any) -> TableView:
-        view = self._table.view_of(metadata, **more)
+        view = self._table.view_with(metadata, **more)
         view.files.manifest_cache = self._manifest_cache
         return view
 

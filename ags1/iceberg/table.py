@@ -30,7 +30,7 @@ from ..errors import (
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base
-from .commit.session import TableSession, version_of
+from .commit.session import TableSession, open_version
 from .operations.compact import rewrite_data_files
 from .operations.erase import erase_deleted_rows
 from .operations.expire_snapshots import EncryptedMaintenance, expire_snapshots
@@ -113,7 +113,7 @@ def open_table(
             raise not_encrypted(metadata, location)
         plain = TableMetadataUtil.parse_obj(metadata)
         return Table(identifier, plain, location, io, catalog)
-    version = version_of(
+    version = open_version(
         Base(identifier, metadata, location, trust),
         io,
         kms_client(kms, key_id),
@@ -342,8 +342,8 @@ class EncryptedTable(TableSession):
 
     def to_daft(self) -> NoReturn:
         """Raise NotImplementedError: Daft opens the files without keys."""
-        said = "Daft opens the files without keys: use daft.from_arrow(table.scan())"
-        raise NotImplementedError(said)
+        message = "Daft opens the files without keys: use daft.from_arrow(table.scan())"
+        raise NotImplementedError(message)
 
     def to_bodo(self) -> NoReturn:
         """Raise NotImplementedError: Bodo opens the files without keys."""

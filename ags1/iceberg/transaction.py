@@ -56,7 +56,7 @@ from .steps import Attempt, MetadataStep, SnapshotStep, Step, Update
 from .storage.output import TableOutput
 from .storage.table_files import ManifestCache
 from .write.arrow_input import ArrowRows, arrow_rows, arrow_table
-from .write.conflicts import Read, columns_of
+from .write.conflicts import Read, filter_columns
 from .write.copy_on_write import is_copy_on_write, rewrite_without
 from .write.data_files import write_rows
 from .write.deletes import find_deletes
@@ -364,7 +364,7 @@ class EncryptedTransaction(BuiltTransaction):
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
         copy_on_write = is_copy_on_write(view.properties, command)
-        columns = columns_of(row_filter, view.schema, case_sensitive)
+        columns = filter_columns(row_filter, view.schema, case_sensitive)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
         rewrites = copy_on_write and bool(plan.vectors)
         read = Read(row_filter, plan.read, columns, isolated_as, case_sensitive, rewrites)

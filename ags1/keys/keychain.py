@@ -50,8 +50,11 @@ class Keychain:
             trusted_key_ids = default_trust(kms, {master_key_id})
         self._trusted_key_ids = trusted_key_ids
         self._keks = KekCache(kms)
-        # The last ones: the sidecars of a folder mostly share a KEK.
-        self._rewrapped: deque[tuple[EncryptedKey, KmsClient, EncryptedKey]] = deque(maxlen=16)
+        # The last ones: the sidecars of a folder mostly share a KEK. A copy of an entry may have
+        # another KEK than the entry, so the one that was unwrapped belongs to what is known.
+        self._rewrapped: deque[tuple[EncryptedKey, EncryptedKey, KmsClient, EncryptedKey]] = deque(
+            maxlen=16
+        )
         # Of a KEK that several master keys wrap, the one that opened the last file comes first.
         self._opened_by: Collection[str] = trusted_key_ids or ()
         self._new_kek = OncePerProcess(
@@ -127,13 +130,14 @@ class Keychain:
         of ``form``."""
         target = self._kms if kms is None else kms
         is_copy = COPY_OF in form.properties
-        for known, by, made in self._rewrapped:
-            is_same = by is target and known == entry and made.encrypted_by_id == master_key_id
+        kek = sidecar.unwrap_kek(self._unwrap, entry.key_id, self._opened_by)
+        for known, opened, by, made in self._rewrapped:
+            is_same = by is target and (known, opened) == (entry, kek.entry)
+            is_same = is_same and made.encrypted_by_id == master_key_id
             if is_same and is_copy == (COPY_OF in made.properties):
                 return made
-        kek = sidecar.unwrap_kek(self._unwrap, entry.key_id, self._opened_by)
         wrapped = kek.rewrap(target, master_key_id, form).entry
-        self._rewrapped.append((entry, target, wrapped))
+        self._rewrapped.append((entry, kek.entry, target, wrapped))
         return wrapped
 
     def check_trust(self, entry: EncryptedKey) -> None:

@@ -238,10 +238,10 @@ def check_link(target: str, sidecar_file: str) -> None:
     own = sidecar_path(os.path.realpath(target))
     is_other = os.path.realpath(sidecar_file) != os.path.realpath(own)
     if os.path.islink(target) and is_other and os.path.lexists(own):
-        said = (
+        message = (
             f"this is a link, and the file that it points to has the sidecar {own}: name that file"
         )
-        raise OSError(errno.EINVAL, said, target)
+        raise OSError(errno.EINVAL, message, target)
 
 
 def already_exists(path: str) -> FileExistsError:

@@ -21,7 +21,7 @@ imported here. Imports point down these floors only:
     storage      where files lie: mounted folders, S3, other file systems of fsspec
     ledger       what became of each file, and its wrapped key: a folder, or objects
     known_options
-    options  keys  paths  splits  workers  stream_failures  registration  arrow_rows
+    options  keys  paths  splits  workers  planning_errors  registration  arrow_rows
     plugin       the jars for Spark SQL; ``jar`` is exported
 
 This package itself imports neither PySpark nor Arrow, until one of the functions is named that

@@ -52,8 +52,8 @@ def open_filesystem(host_url: str) -> Any:
             if error.errno is not None:
                 raise
             # Arrow's, of HDFS without Java or Hadoop, has a line for each place where it looked.
-            said = f"cannot be used: {str(error).splitlines()[0]}"
-            raise OSError(errno.ENOTSUP, said, host_url) from None
+            message = f"cannot be used: {str(error).splitlines()[0]}"
+            raise OSError(errno.ENOTSUP, message, host_url) from None
         if not is_s3(filesystem):
             return filesystem
         options = dict(filesystem.storage_options)

@@ -64,7 +64,7 @@ def java_statistics() -> PuffinFile:
 
 def blobs() -> list[StatisticsBlob]:
     """Java's sketches, as those of this table's own snapshot."""
-    found = StatisticsBlob.all_of(java_statistics())
+    found = StatisticsBlob.read_all(java_statistics())
     return [StatisticsBlob(b.type, b.fields, b.payload, b.properties) for b in found]
 
 

@@ -41,10 +41,12 @@ class Driver:
         settings: Mapping[str, str] | None = None,
         *,
         more_jars: Sequence[Path] = (),
+        runtime: str = "spark-runtime",
+        packages: Sequence[Path] = (),
     ) -> None:
+        """``packages`` are folders that Python looks into first: for another PySpark."""
         folder.mkdir(parents=True, exist_ok=True)
-        names = "spark-runtime", "sqlite"
-        class_path = [*(jars.jar(name) for name in names), jars.plugin(), *more_jars]
+        class_path = [jars.jar(runtime), jars.jar("sqlite"), jars.plugin(), *more_jars]
         lake = {f"spark.sql.catalog.lake.{name}": value for name, value in catalog.items()}
         given = _SETTINGS | {
             "spark.driver.extraClassPath": os.pathsep.join(map(str, class_path)),
@@ -62,6 +64,7 @@ class Driver:
                 stderr=stderr,
                 text=True,
                 cwd=folder,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, packages))},
                 start_new_session=True,  # one signal reaches Python and the JVM
             )
         assert self._answer() == "ready"

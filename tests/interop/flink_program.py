@@ -1,10 +1,11 @@
 """Flink's SQL in a process of its own: it reads statements line by line, as JSON, and answers each
-with its rows. Runs in an environment that has PyFlink. Its arguments are ``batch`` or
-``streaming``, and the statement that makes the catalog."""
+with its rows; an empty one, with more rows of the last query. Runs in an environment that has
+PyFlink. Its arguments are ``batch`` or ``streaming``, and the statement that makes the catalog."""
 
 # mypy: ignore-errors
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 
@@ -18,19 +19,17 @@ def main(mode: str, catalog: str) -> None:
     session.get_config().set("parallelism.default", "1")
     session.get_config().set("execution.checkpointing.interval", "1s")
     session.execute_sql(catalog)
+    found = iter(())
     for line in sys.stdin:
         statement, count = json.loads(line)
         try:
-            result = session.execute_sql(statement)
-            rows = []
-            if statement.startswith("SELECT"):
-                with result.collect() as found:
-                    for row in found:
-                        rows.append(list(row))
-                        if len(rows) == count:
-                            break
-            elif mode == "batch":
-                result.wait()
+            if statement:
+                result = session.execute_sql(statement)
+                if statement.startswith("SELECT"):
+                    found = result.collect()
+                else:
+                    result.wait()
+            rows = [list(row) for row in itertools.islice(found, count)]
             print(json.dumps({"rows": rows}), flush=True)
         except Exception as error:
             print(json.dumps({"error": str(error)}), flush=True)

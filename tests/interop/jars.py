@@ -23,6 +23,7 @@ import pytest
 # GROUP:ARTIFACT:VERSION[:TYPE:CLASSIFIER]. Nothing else in this folder names a version.
 COORDINATES = {
     "spark-runtime": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    "spark-runtime-4.0": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
     # UnitestKMS. The tests of 1.12.0 are not published; these run with its runtime.
     "core-tests": "org.apache.iceberg:iceberg-core:1.11.0:jar:tests",
     "aws-bundle": "org.apache.iceberg:iceberg-aws-bundle:1.12.0",

@@ -1,5 +1,5 @@
-"""Other engines over the plug-in, on a table that Python writes too: Flink and Comet. And writers
-of both languages, which are killed. Run by ``make engines``."""
+"""Other engines over the plug-in, on a table that Python writes too: Flink, Comet, Spark 4.0. And
+writers of both languages, which are killed. Run by ``make engines``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from day import SEED
+from pyspark_versions import pyspark
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.kms.local import create_key
@@ -154,8 +155,9 @@ class Flink:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def ask(self, statement: str, count: int = -1) -> Any:
-        """Run a statement; return its rows, at most ``count``, or why it failed."""
+    def ask(self, statement: str, count: int | None = None) -> Any:
+        """Run a statement; return its rows, at most ``count``, or why it failed. An empty statement
+        gives more rows of the last one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([statement, count]) + "\n")
@@ -177,6 +179,22 @@ def test_flink_reads_and_does_not_write(lake: Lake, tmp_path: Path) -> None:
         assert "would be written unencrypted" in said
     assert lake.rows() == sorted(ROWS.items())
     lake.check_whole(kinds=("orphan-file",))
+
+
+def test_flink_streams_what_python_appends(lake: Lake, tmp_path: Path) -> None:
+    lake.create(ROWS)
+    options = {
+        "streaming": "true",
+        "monitor-interval": "1s",
+        "starting-strategy": "TABLE_SCAN_THEN_INCREMENTAL",
+    }
+    hint = ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
+    with Flink(lake, tmp_path, "streaming") as flink:
+        query = f"SELECT id, carrier FROM lake.{TABLE} /*+ OPTIONS({hint}) */"
+        assert sorted(flink.ask(query, len(ROWS))["rows"]) == listed_rows(ROWS)
+        for more in ({5: "DL", 6: "WN"}, {7: None}):
+            lake.loaded().append(pa.Table.from_pylist(listed(dict(more)), SCHEMA))
+            assert sorted(flink.ask("", len(more))["rows"]) == listed_rows(dict(more))
 
 
 def listed_rows(rows: dict[int, str | None]) -> list[list[Any]]:
@@ -221,6 +239,34 @@ def put_plaintext_file(lake: Lake, rows: dict[int, str | None]) -> None:
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     path.write_bytes(data[:footer] + bytes(size - len(data)) + data[footer:])
     assert path.stat().st_size == size
+
+
+# --- Spark 4.0 ------------------------------------------------------------------------------------
+
+
+def test_spark_4_0(lake: Lake, tmp_path: Path) -> None:
+    # Iceberg 1.11, the newest for this Spark, writes no encrypted deletion vectors.
+    modes = {f"write.{kind}.mode": "copy-on-write" for kind in ("delete", "update", "merge")}
+    lake.create(ROWS, **modes)
+    query = f"SELECT id, carrier FROM lake.{TABLE}"
+    of_4_0: dict[str, Any] = {"runtime": "spark-runtime-4.0", "packages": pyspark("4.0.5")}
+    with Driver(tmp_path / "spark", lake.java, **of_4_0) as spark:
+        assert spark.sql("SELECT version()")[0][0].startswith("4.0.")
+        assert sorted(spark.sql(query)) == listed_rows(ROWS)
+        spark.sql(f"INSERT INTO lake.{TABLE} VALUES (5, 'DL')")
+        spark.sql(f"UPDATE lake.{TABLE} SET carrier = 'WN' WHERE id = 2")
+        spark.sql(f"DELETE FROM lake.{TABLE} WHERE id = 1")
+        spark.sql(
+            f"MERGE INTO lake.{TABLE} t USING (SELECT 4L AS id, 'B6' AS carrier) s ON t.id = s.id "
+            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+        spark.sql(
+            "CREATE TABLE lake.db.made USING iceberg TBLPROPERTIES ('format-version' = '3', "
+            f"'encryption.key-id' = 'default') AS {query}"
+        )
+    for name in (TABLE, "db.made"):
+        assert lake.rows(name) == [(2, "WN"), (3, "UA"), (4, "B6"), (5, "DL")]
+        lake.check_whole(name)
 
 
 # --- writers that are killed ----------------------------------------------------------------------

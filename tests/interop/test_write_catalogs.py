@@ -59,8 +59,8 @@ from ags1 import MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit import sql as commit_sql
 from ags1.iceberg.commit.base import Base
-from ags1.iceberg.commit.choice import commits_for
 from ags1.iceberg.commit.commits import Commits
+from ags1.iceberg.commit.connections import connection_to
 from ags1.iceberg.commit.new_table import new_table_updates
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.trust import Trust
@@ -120,7 +120,7 @@ def metastore(spark: SparkTables) -> Iterator[str]:
 def hive(metastore: str, tmp_path: Path) -> Commits:
     """Commits to the metastore, which is of Hive 2 and has no lock tables: Spark's settings say so
     too."""
-    return commits_for(
+    return connection_to(
         load_catalog(
             "hive",
             type="hive",
@@ -239,7 +239,7 @@ def test_without_lock_tables_the_lock_has_to_be_declined(
     metastore: str, hive: Commits, tmp_path: Path
 ) -> None:
     base = created(hive, "locked", tmp_path)
-    locking = commits_for(
+    locking = connection_to(
         load_catalog("locking", type="hive", uri=metastore, **{"hive.hive2-compatible": "true"})
     )
     with pytest.raises(NotImplementedError, match=r"engine\.hive\.lock-enabled"):
@@ -330,7 +330,7 @@ def rest_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def rest(rest_uri: str) -> Commits:
     catalog = load_catalog("rest", type="rest", uri=rest_uri)
     catalog.create_namespace_if_not_exists("db")
-    return commits_for(catalog)
+    return connection_to(catalog)
 
 
 def test_the_reference_server_keeps_what_we_commit(rest: Commits) -> None:
@@ -426,7 +426,7 @@ def postgres_catalog(uri: str, folder: Path) -> Catalog:
 @pytest.fixture
 def sql(database: str, tmp_path: Path) -> Iterator[Commits]:
     catalog = postgres_catalog(database, tmp_path)
-    yield commits_for(catalog)
+    yield connection_to(catalog)
     if catalog.table_exists("db.t"):
         catalog.drop_table("db.t")
     catalog.close()
@@ -508,7 +508,9 @@ def test_users_of_postgresql_who_may_not_do_all(
     pins, tables = "iceberg_namespace_properties", "iceberg_tables"
     run("CREATE ROLE part LOGIN", f"GRANT SELECT ON {tables}, {pins} TO part")
     try:
-        part = commits_for(load_catalog("sql", type="sql", uri=database.replace("ags1@", "part@")))
+        part = connection_to(
+            load_catalog("sql", type="sql", uri=database.replace("ags1@", "part@"))
+        )
         path = Path(base.location.removeprefix("file://"))
         honest = path.read_bytes()
         assert part.load("db.t", Trust()) == base

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ags1.errors import (
 )
 from ags1.keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
 from ags1.keys.keychain import key_of_file
+from ags1.keys.sidecar import _PURPOSE, COPY_OF
 from ags1.kms import LocalKms, create_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
@@ -121,6 +123,37 @@ def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
         with pytest.raises(AuthenticationError) as caught:
             call()
         assert caught.value.file == path
+
+
+def test_a_sidecar_with_a_false_copy_of_a_kek_does_not_change_what_others_get(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+    ((path, km),) = sealed(Keychain(kms), tmp_path, 1).items()
+    (own,) = read_sidecar(path).kek_entries
+    false = KeyEncryptionKey.generate(kms, "other", key_size=32)
+    form = EncryptedKey("false", b"", None, {COPY_OF: own.key_id})
+    key = replace(false.wrap_key_metadata(km, purpose=_PURPOSE), encrypted_by_id=own.key_id)
+    forged = Sidecar((own, false.rewrap(kms, "other", form).entry, key), key.key_id)
+    write_sidecar(str(tmp_path / "forged"), forged)
+    for change in (Keychain.rewrap, Keychain.add_key):
+        keychain = Keychain(kms)
+        write_sidecar(str(tmp_path / "first"), Sidecar.seal(km, false), overwrite=True)
+        keychain.open(str(tmp_path / "first"), None)  # "other" is asked first from now on
+        change(keychain, str(tmp_path / "forged"), "other")
+        write_sidecar(str(tmp_path / "made"), change(keychain, path, "other"), overwrite=True)
+        reader = Keychain(kms, trusted_key_ids={"other"})
+        assert reader.open(str(tmp_path / "made"), None) == km
+
+
+def test_a_kek_under_a_key_that_is_not_trusted_is_not_wrapped_under_another_one(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+    ((path, _),) = sealed(Keychain(kms), tmp_path, 1).items()
+    for change in (Keychain.rewrap, Keychain.add_key):
+        with pytest.raises(KeyMetadataError, match="'default', which is not among those to trust"):
+            change(Keychain(kms, trusted_key_ids={"other"}), path, "other")
 
 
 def test_of_two_file_keys_the_one_that_the_sidecar_names_comes_first(

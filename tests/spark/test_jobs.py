@@ -38,7 +38,7 @@ from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger
-from ags1.spark.ledger.rows import read_table, rows_of, table_of, to_parquet
+from ags1.spark.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
 from ags1.spark.storage.pieces import Item, Piece, target_size
@@ -282,7 +282,7 @@ class TestFailures:
         [batch] = folders.ledger.glob("batch-*")
         rows = folders.rows()
         rows[0] = rows[0]._replace(relative_path="../a")
-        batch.write_bytes(to_parquet(table_of(rows)))
+        batch.write_bytes(to_parquet(rows_to_table(rows)))
         done = folders.decrypt()
         assert (done.done, done.failed) == (1, 1)
         assert contents(folders.back).keys() == {"b"}
@@ -400,9 +400,9 @@ class TestFailures:
             table = read_table(path.read_bytes(), Row._fields, path.name)
             rows = [
                 row._replace(**more) if row.relative_path == name else row
-                for row in rows_of(table, Row._fields, path.name)
+                for row in table_to_rows(table, Row._fields, path.name)
             ]
-            path.write_bytes(to_parquet(table_of(rows)))
+            path.write_bytes(to_parquet(rows_to_table(rows)))
 
 
 class Killed(Encrypting):
@@ -637,7 +637,7 @@ class Cut:
         self.whole = planning.whole(item)._replace(
             shared=LOCAL.stage(self.staging, [item], {0})[0],  # type: ignore[arg-type]
             wrapped=as_text(self.keys.wrap(km)),
-            source_identity=work.identity_of(found.path),
+            source_identity=work.file_identity(found.path),
         )
         self.cut = [
             self.whole._replace(first_block=piece.first_block, block_count=piece.block_count)
@@ -955,7 +955,7 @@ class TestRewrapping:
         text = wrapped["encrypted-key-metadata"]
         wrapped["encrypted-key-metadata"] = ("A" if text[0] != "A" else "B") + text[1:]
         rows[0] = rows[0]._replace(key_metadata=json.dumps(document))
-        batch.write_bytes(to_parquet(table_of(rows)))
+        batch.write_bytes(to_parquet(rows_to_table(rows)))
         done = jobs.rewrap_ledger(
             folders.spark, ledger=folders.ledger, kms=folders.kms, to_key_id="other"
         )

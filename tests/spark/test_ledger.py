@@ -52,7 +52,7 @@ from ags1.spark.ledger import (
 from ags1.spark.ledger.copying import ParquetRows, copy_rows
 from ags1.spark.ledger.folder import FolderStore
 from ags1.spark.ledger.objects import ObjectStore
-from ags1.spark.ledger.rows import table_of
+from ags1.spark.ledger.rows import rows_to_table
 from ags1.spark.ledger.state import Revisions
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
@@ -1237,7 +1237,7 @@ def test_the_rows_of_a_table_that_was_a_ledger(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="ags1 table scan TABLE --catalog CATALOG --filter"):
         open_ledger("iceberg:prod.ops.ledger", writing=False)
     rows = [row(tmp_path / name, finished_ms=at) for at, name in enumerate("abcd")]
-    table = table_of(rows).append_column("entry", pa.array(["settled"] * 4))
+    table = rows_to_table(rows).append_column("entry", pa.array(["settled"] * 4))
     table = table.append_column("batch", pa.array([1, 1, 2, 12], pa.int64()))
     table = table.append_column("number", pa.array([0, 1, 0, 0], pa.int64()))
     wide = table.cast(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import pickle
 import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -153,6 +154,21 @@ def test_a_stream_that_cannot_begin_says_why() -> None:
 
     with pytest.raises(ValueError, match="did you mean 'columns'"):
         reader.initialOffset()
+
+
+def test_errors_of_planning_have_frames_for_debugging_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = source(Ags1DataSource, {"path": str(tmp_path / "absent")})
+
+    def frames() -> int:
+        with pytest.raises(FileNotFoundError, match="absent") as caught:
+            made.reader(_ROWS).partitions()
+        return len(caught.traceback)
+
+    assert frames() == 2  # this file's and one of ours
+    monkeypatch.setenv("AGS1_DEBUG", "1")
+    assert frames() > 4
 
 
 @pytest.mark.parametrize("kind", [Ags1DataSource, Ags1IcebergDataSource])
@@ -517,8 +533,9 @@ def test_spark_shows_what_the_sources_refuse(
     table = table_of(catalog)
     table.append(some_rows(0, 5))
     table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "a0").commit()
-    with pytest.raises(Exception, match="'fliter' is not known: did you mean 'filter'"):
+    with pytest.raises(Exception, match="'fliter' is not known: did you mean 'filter'") as caught:
         reading(iceberg, options, fliter="id = 1")
+    assert str(caught.value).count("  File ") == 1  # of the place where our frames are left out
     writer = spark_rows(iceberg, 0, 1).write.format("ags1-iceberg").options(**options)
     for mode in ("ignore", "errorifexists"):
         with pytest.raises(Exception, match='Please use either the "Append" or "Overwrite" mode'):

@@ -26,7 +26,7 @@ import ags1
 from ags1.atomic import publish
 from ags1.spark import datasource, jobs
 from ags1.spark.datasource import Ags1DataSource, staging
-from ags1.spark.datasource.ledger_commit import commit_to_ledger, rows_of, take_back
+from ags1.spark.datasource.ledger_commit import commit_to_ledger, ledger_rows, take_back
 from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.datasource.stream_reader import LedgerStreamReader
 from ags1.spark.datasource.stream_writer import StreamWriter, is_committed, job_id_of
@@ -692,7 +692,7 @@ def test_a_batch_is_known_by_its_query_and_its_number(
         record = pa.record_batch({"value": ["a"]})
         file = target.write([record], keys, job, job[:32]).file
         assert file is not None
-        rows = rows_of(str(folder), [file], job, "")
+        rows = ledger_rows(str(folder), [file], job, "")
         commit_to_ledger(
             given["ledger"], str(folder), rows, is_done=lambda it: is_committed(it, job)
         )

@@ -6,8 +6,6 @@ Python: ``make cluster PYTHON=python3.13 VENV=.venv-3.13``.
 
 from __future__ import annotations
 
-import fcntl
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from go_server import cache_home
+from pyspark_versions import pyspark
 
 from ags1.kms import LocalKms
 
@@ -45,23 +43,6 @@ FOUND: dict[str, Any] = {
 }
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
-
-
-def pyspark(version: str) -> list[Path]:
-    """Return the folder with that PySpark, fetched if it is not there yet; none if it is this
-    environment's."""
-    if importlib.metadata.version("pyspark") == version:
-        return []
-    folder = cache_home() / "ags1" / "pyspark" / version
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.parent / f"{version}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            made = folder.with_name(f"{version}.new")
-            install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
-            subprocess.run([*install, "--target", made, f"pyspark=={version}"], check=True)
-            made.rename(folder)
-    return [folder]
 
 
 def run_job(

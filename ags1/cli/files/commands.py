@@ -160,7 +160,7 @@ def encrypt(
     keychain.prepare()
 
     def work(job: Job, report: Report) -> None:
-        how = EncryptingOptions(
+        options = EncryptingOptions(
             block_size,
             threads,
             durable=not no_fsync,
@@ -169,7 +169,7 @@ def encrypt(
             takes_orphans=skip_existing,
         )
         try:
-            key_metadata, written = encrypt_file(job, keychain, how)
+            key_metadata, written = encrypt_file(job, keychain, options)
         except FileExistsError as error:
             if not has_results(job):
                 raise
@@ -232,8 +232,8 @@ def decrypt(
     _refuse_json_beside_data(out, sources, output)
     plan = plan_decryption(sources, output, given.sidecar)
 
-    def work(job: Job, report: Report, key_metadata: KeyMetadata, how: Reading) -> None:
-        size = decrypt_file(job, key_metadata, how, durable=not no_fsync, overwrite=force)
+    def work(job: Job, report: Report, key_metadata: KeyMetadata, options: Reading) -> None:
+        size = decrypt_file(job, key_metadata, options, durable=not no_fsync, overwrite=force)
         report.succeeded(_facts(job, size, key_metadata))
 
     return _for_each_opened(plan, given, work, out, "decrypted", verbose=verbose)
@@ -276,9 +276,9 @@ def cat(sources: Paths, offset: int, length: int | None, given: _OpeningOptions)
         raise click.UsageError("--offset and --length take one file, not several")
     stdout = BinaryOutput()
 
-    def work(job: Job, report: Report, key_metadata: KeyMetadata, how: Reading) -> None:
+    def work(job: Job, report: Report, key_metadata: KeyMetadata, options: Reading) -> None:
         stdout.refuse_source(job.source)
-        copy_out(job, key_metadata, how, stdout.write, offset=offset, length=length)
+        copy_out(job, key_metadata, options, stdout.write, offset=offset, length=length)
         stdout.flush()
 
     return _for_each_opened(plan, given, work, Output(quiet=True), "printed")
@@ -311,8 +311,8 @@ def verify(sources: Paths, given: _OpeningOptions, out: Output) -> int:
 
     plan = plan_reading(sources, given.sidecar)
 
-    def work(job: Job, report: Report, key_metadata: KeyMetadata, how: Reading) -> None:
-        size = check(job, key_metadata, how)
+    def work(job: Job, report: Report, key_metadata: KeyMetadata, options: Reading) -> None:
+        size = check(job, key_metadata, options)
         report.succeeded(_facts(job, size, key_metadata), f"{job.source_name}: OK")
 
     return _for_each_opened(plan, given, work, out, "verified")
@@ -385,8 +385,8 @@ def _for_each_opened(
     keychain = decrypting_keychain(given.kms, given.keys)
 
     def opened(job: Job, report: Report) -> None:
-        how = Reading(given.threads, given.max_block_size, report.progress)
-        work(job, report, key_metadata(job, keychain), how)
+        options = Reading(given.threads, given.max_block_size, report.progress)
+        work(job, report, key_metadata(job, keychain), options)
 
     return for_each(plan, opened, out, done, verbose=verbose)
 

@@ -63,7 +63,7 @@ def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
 
 
 def decrypt(
-    job: Job, key_metadata: KeyMetadata, how: Reading, *, durable: bool, overwrite: bool
+    job: Job, key_metadata: KeyMetadata, options: Reading, *, durable: bool, overwrite: bool
 ) -> int:
     """Write the plaintext to the job's target; return its size in bytes."""
     target = job.target
@@ -71,28 +71,28 @@ def decrypt(
     if job.to_stream:
         output = BinaryOutput(target, overwrite=overwrite)
         output.refuse_source(job.source)
-        size = copy_out(job, key_metadata, how, output.write)
+        size = copy_out(job, key_metadata, options, output.write)
         output.flush()
         return size
     if job.is_pipe:
         with AtomicFile(target, overwrite=overwrite, durable=durable) as out:
-            return copy_out(job, key_metadata, how, out.write)
+            return copy_out(job, key_metadata, options, out.write)
     return decrypt_file(
-        job.source, target, key_metadata, **how._asdict(), durable=durable, overwrite=overwrite
+        job.source, target, key_metadata, **options._asdict(), durable=durable, overwrite=overwrite
     )
 
 
-def verify(job: Job, key_metadata: KeyMetadata, how: Reading) -> int:
+def verify(job: Job, key_metadata: KeyMetadata, options: Reading) -> int:
     """Verify all of a file, write nothing; return the plaintext's size in bytes."""
     if job.is_pipe:
-        return copy_out(job, key_metadata, how, lambda _: None)  # the plaintext is dropped
-    return verify_file(job.source, key_metadata, **how._asdict())
+        return copy_out(job, key_metadata, options, lambda _: None)  # the plaintext is dropped
+    return verify_file(job.source, key_metadata, **options._asdict())
 
 
 def copy_out(
     job: Job,
     key_metadata: KeyMetadata,
-    how: Reading,
+    options: Reading,
     write: Callable[[memoryview], object],
     *,
     offset: int = 0,
@@ -102,14 +102,14 @@ def copy_out(
     Returns how many there were. Only the blocks that hold them are read, unless from a pipe."""
     source = binary_input() if job.source == STREAM else job.source
     # Reading ahead pays when the whole file is wanted.
-    threads = (how.threads or usable_cpus()) if length is None else 1
-    blocks = how.max_block_size
+    threads = (options.threads or usable_cpus()) if length is None else 1
+    blocks = options.max_block_size
     with _named_input(job):
         with open_stream(
             source, "rb", key_metadata, threads=threads, max_block_size=blocks
         ) as reader:
             _go_to(reader, offset)
-            return copy_through(reader, write, how.progress, 0, length)
+            return copy_through(reader, write, options.progress, 0, length)
 
 
 def _go_to(reader: Reader, offset: int) -> None:

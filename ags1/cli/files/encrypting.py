@@ -59,28 +59,30 @@ class EncryptingOptions:
     takes_orphans: bool = False
 
 
-def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMetadata, Sidecar]:
+def encrypt(
+    job: Job, keychain: Keychain, options: EncryptingOptions
+) -> tuple[KeyMetadata, Sidecar]:
     """Do ``job``; return the key metadata and the sidecar, which hold the sizes and the key ids."""
     assert job.target is not None
     if job.to_stream:
-        return _encrypt_to_output(job.target, job, keychain, how)
+        return _encrypt_to_output(job.target, job, keychain, options)
     # A link is followed, as open() does; the temporary file belongs beside what it points to.
     target = os.path.realpath(job.target)
-    _check_targets(job, overwrite=how.overwrite, takes_orphans=how.takes_orphans)
+    _check_targets(job, overwrite=options.overwrite, takes_orphans=options.takes_orphans)
     staged = temporary_path(target)
     try:
         with _errors_about(staged, job.target):
             if job.is_pipe:
-                key_metadata = _encrypt_pipe(job, staged, how)
+                key_metadata = _encrypt_pipe(job, staged, options)
             else:
                 key_metadata = encrypt_file(
                     job.source,
                     staged,
                     key_size=FILE_KEY_SIZE,
-                    block_size=how.block_size,
-                    threads=how.threads,
-                    durable=how.durable,
-                    progress=how.progress,
+                    block_size=options.block_size,
+                    threads=options.threads,
+                    durable=options.durable,
+                    progress=options.progress,
                 )
             sidecar = keychain.seal(key_metadata)
             publish_pair(
@@ -88,9 +90,9 @@ def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMe
                 target,
                 sidecar,
                 job.sidecar,
-                overwrite=how.overwrite,
-                durable=how.durable,
-                takes_orphans=how.takes_orphans,
+                overwrite=options.overwrite,
+                durable=options.durable,
+                takes_orphans=options.takes_orphans,
             )
     finally:
         with contextlib.suppress(OSError):
@@ -98,38 +100,40 @@ def encrypt(job: Job, keychain: Keychain, how: EncryptingOptions) -> tuple[KeyMe
     return key_metadata, sidecar
 
 
-def _encrypt_pipe(job: Job, staged: str, how: EncryptingOptions) -> KeyMetadata:
+def _encrypt_pipe(job: Job, staged: str, options: EncryptingOptions) -> KeyMetadata:
     writer = open_stream(
         staged,
         "xb",
         key_size=FILE_KEY_SIZE,
-        block_size=how.block_size,
-        threads=how.threads or usable_cpus(),
-        durable=how.durable,
+        block_size=options.block_size,
+        threads=options.threads or usable_cpus(),
+        durable=options.durable,
     )
     with _pipe_source(job) as chunks, writer:
         size = 0
         for chunk in chunks:
             writer.write(chunk)
             size += len(chunk)
-            how.progress(size, 0)
+            options.progress(size, 0)
     return writer.key_metadata
 
 
 def _encrypt_to_output(
-    target: str, job: Job, keychain: Keychain, how: EncryptingOptions
+    target: str, job: Job, keychain: Keychain, options: EncryptingOptions
 ) -> tuple[KeyMetadata, Sidecar]:
     """Encrypt to standard output or another stream. The sidecar is written before the stream's last
     bytes, so that whoever stores the output never has a whole file without its key."""
-    if not how.overwrite and os.path.lexists(job.sidecar) and not is_stream(job.sidecar):
+    if not options.overwrite and os.path.lexists(job.sidecar) and not is_stream(job.sidecar):
         raise already_exists(job.sidecar)
     old = present_sidecar(job.sidecar)
     key_metadata = KeyMetadata.generate(FILE_KEY_SIZE)
-    threads = how.threads or usable_cpus()
+    threads = options.threads or usable_cpus()
     with _pipe_source(job) as chunks:
-        output = BinaryOutput(target, overwrite=how.overwrite)
+        output = BinaryOutput(target, overwrite=options.overwrite)
         output.refuse_source(job.source)
-        writer = open_stream(output, "wb", key_metadata, block_size=how.block_size, threads=threads)
+        writer = open_stream(
+            output, "wb", key_metadata, block_size=options.block_size, threads=threads
+        )
         # If anything fails, leaving the context makes the stream unreadable.
         with writer:
             held_back = b""
@@ -138,13 +142,15 @@ def _encrypt_to_output(
                 writer.write(held_back)
                 held_back = chunk
                 size += len(chunk)
-                how.progress(size, 0)
+                options.progress(size, 0)
             key_metadata = key_metadata.with_file_length(
-                layout.encrypted_size(size, how.block_size)
+                layout.encrypted_size(size, options.block_size)
             )
             sidecar = keychain.seal(key_metadata)
             try:
-                write_sidecar(job.sidecar, sidecar, overwrite=how.overwrite, durable=how.durable)
+                write_sidecar(
+                    job.sidecar, sidecar, overwrite=options.overwrite, durable=options.durable
+                )
                 writer.write(held_back)
                 writer.close()
             except BaseException:

@@ -264,7 +264,7 @@ def rewrap(
     from ..files.sources import plan_rewrapping
     from ..kms.master_keys import accepted_key_ids_of, connect, settings_of, target_of
     from ..report import shortened
-    from ..results import line_of
+    from ..results import format_line
     from .rewrapping import Rewrapping
     from .rewrapping import add_key as wrap_too
     from .rewrapping import rewrap as wrap_again
@@ -284,7 +284,7 @@ def rewrap(
     if plan.jobs and target.to_key is not None:
         # A key that cannot be used is one failure of the run.
         Keychain(wrapping, target.to_key).prepare()
-    how = Rewrapping(
+    request = Rewrapping(
         Keychain(source, "", trusted_key_ids=trusted),
         target.to_key,
         None if other is None else wrapping,
@@ -294,11 +294,11 @@ def rewrap(
     )
 
     def work(job: Job, report: Report) -> None:
-        done = (wrap_again if add_key is None else wrap_too)(job.source, how)
+        done = (wrap_again if add_key is None else wrap_too)(job.source, request)
         what = "wrapped" if done["changed"] else "is already wrapped"
         what += "" if add_key is None else " also"
         shown = {**done, "master_key_id": shortened(done["master_key_id"])}
-        line = line_of(shown, "file", [f"{what} under {{master_key_id}}"])
+        line = format_line(shown, "file", [f"{what} under {{master_key_id}}"])
         report.succeeded(done, line)
 
     return for_each(plan, work, out, "wrapped")

@@ -120,7 +120,7 @@ def encrypt(
     sidecars: bool,
     force: bool,
     no_fsync: bool,
-    how: RunOptions,
+    run_options: RunOptions,
 ) -> int:
     """Encrypt files, folders and globs into the folder TARGET, each file under a fresh key.
 
@@ -149,7 +149,7 @@ def encrypt(
 
     return run(
         "encrypt_files",
-        how,
+        run_options,
         sources,
         target,
         ledger=ledger,
@@ -175,7 +175,7 @@ def decrypt(
     reading: _LedgerOptions,
     force: bool,
     no_fsync: bool,
-    how: RunOptions,
+    run_options: RunOptions,
 ) -> int:
     """Decrypt files into the folder TARGET, with the keys in the ledger.
 
@@ -187,14 +187,14 @@ def decrypt(
       ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
     """
     more = {"overwrite": force, "durable": not no_fsync, **reading.opening()}
-    return run("decrypt_files", how, sources or None, target, **more)
+    return run("decrypt_files", run_options, sources or None, target, **more)
 
 
 @spark.command(cls=BulkCommand)
 @_some_sources
 @_reading
 @selecting
-def verify(sources: Paths, reading: _LedgerOptions, how: RunOptions) -> int:
+def verify(sources: Paths, reading: _LedgerOptions, run_options: RunOptions) -> int:
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
@@ -203,7 +203,7 @@ def verify(sources: Paths, reading: _LedgerOptions, how: RunOptions) -> int:
       ags1 spark verify --ledger ledger
       ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
     """
-    return run("verify_files", how, sources or None, **reading.opening())
+    return run("verify_files", run_options, sources or None, **reading.opening())
 
 
 @spark.command(cls=BulkCommand)
@@ -211,7 +211,9 @@ def verify(sources: Paths, reading: _LedgerOptions, how: RunOptions) -> int:
 @options.target
 @no_fsync
 @running
-def rewrap(reading: _LedgerOptions, target: NewMasterKey, no_fsync: bool, how: RunOptions) -> int:
+def rewrap(
+    reading: _LedgerOptions, target: NewMasterKey, no_fsync: bool, run_options: RunOptions
+) -> int:
     """Wrap the keys in a ledger again. The encrypted files do not change.
 
     The keys are wrapped under another master key (--to-key), which may be in another KMS
@@ -228,7 +230,7 @@ def rewrap(reading: _LedgerOptions, target: NewMasterKey, no_fsync: bool, how: R
     other = target_of(target)
     more = {"to_key_id": target.to_key, "durable": not no_fsync, **reading.opening()}
     more["to_kms"] = None if other is None else kms_config(other)
-    return run("rewrap_ledger", how, **more)
+    return run("rewrap_ledger", run_options, **more)
 
 
 for _command in (*COMMANDS, conf, ledger_commands):

@@ -13,7 +13,7 @@ from .. import console
 from ..console import Output, counted, print_error, print_json, print_line, warnings_as_lines
 from ..exits import EXPECTED, Command, Exit, Failure, ReaderGoneError, describe, one_line
 from ..options import flag, grouped, output
-from ..report import facts_of, progress_line
+from ..report import describe_failure, progress_line
 from ..results import DRY_RUN
 from .session import build_report, master, verbose, when_needed
 
@@ -60,8 +60,8 @@ def _patterns(
     try:
         Patterns(given)
     except ImportError as error:
-        said = f"patterns need pathspec ({error}): pip install 'ags1[spark]'"
-        raise click.UsageError(said, ctx) from None
+        message = f"patterns need pathspec ({error}): pip install 'ags1[spark]'"
+        raise click.UsageError(message, ctx) from None
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return given
@@ -146,37 +146,37 @@ def _usage_as_json(error: click.UsageError) -> Exit:
 
 
 def _as_json(failure: Failure) -> Exit:
-    print_json({"ok": False, "error": facts_of(failure)})
+    print_json({"ok": False, "error": describe_failure(failure)})
     return failure.exit_code
 
 
-def run(function_name: str, how: RunOptions, *paths: Any, **more: Any) -> int:
+def run(function_name: str, options: RunOptions, *paths: Any, **more: Any) -> int:
     """Call a function of ``ags1.spark.jobs`` and report what it did. Spark starts when there is
     something to do."""
     selects_files = function_name != "rewrap_ledger"  # which knows no sizes
-    more["cores"] = how.cores
+    more["cores"] = options.cores
     if selects_files:
         names = ("include", "exclude", "max_failures", "dry_run")
-        more |= {name: getattr(how, name) for name in names}
+        more |= {name: getattr(options, name) for name in names}
     with (
-        warnings_as_lines(quiet=how.out.quiet or how.out.as_json),
-        when_needed(how.master, verbose=how.verbose) as spark,
-        progress_line("", how.out) as progress,
+        warnings_as_lines(quiet=options.out.quiet or options.out.as_json),
+        when_needed(options.master, verbose=options.verbose) as spark,
+        progress_line("", options.out) as progress,
     ):
         from ...spark import jobs
 
         if selects_files:
             more["progress"] = progress
         summary = getattr(jobs, function_name)(spark, *paths, **more)
-    return _report(summary, how)
+    return _report(summary, options)
 
 
-def _report(summary: Summary, how: RunOptions) -> int:
-    out = how.out
+def _report(summary: Summary, options: RunOptions) -> int:
+    out = options.out
     report = build_report(summary.failures, out)
     numbers = ("done", "unchanged", "skipped", "failed", "not_tried", "planned")
     is_empty = not any(getattr(summary, name) for name in numbers)
-    code = report.exit_code or (Exit.NO_FILES if is_empty and not how.allow_empty else Exit.OK)
+    code = report.exit_code or (Exit.NO_FILES if is_empty and not options.allow_empty else Exit.OK)
     if (more := summary.failed - len(summary.failures)) and not out.as_json:
         print_error(f"{counted(more, 'more file')} failed")
     for file in summary.planned:
@@ -188,26 +188,26 @@ def _report(summary: Summary, how: RunOptions) -> int:
         elif not out.quiet:
             print_line(one_line(line))
     if out.as_json:
-        print_json(_facts(summary, how) | {"ok": code == Exit.OK})
+        print_json(_facts(summary, options) | {"ok": code == Exit.OK})
     else:
-        out.result({}, _line(summary, how))
+        out.result({}, _line(summary, options))
     if code == Exit.NO_FILES and not out.as_json:
         print_error("there was no file to work on: check the paths and patterns")
     return code
 
 
-def _facts(summary: Summary, how: RunOptions) -> dict[str, Any]:
+def _facts(summary: Summary, options: RunOptions) -> dict[str, Any]:
     lists = ("failures", "planned")
     names = (field.name for field in fields(summary) if field.name not in lists)
     facts = {name: getattr(summary, name) for name in names}
-    if how.dry_run:
+    if options.dry_run:
         size = sum(file.size for file in summary.planned)
         facts |= {"dry_run": True, "to_do": len(summary.planned), "size": size}
     return facts | {"bytes_per_second": summary.bytes_per_second}
 
 
-def _line(summary: Summary, how: RunOptions) -> str:
-    if how.dry_run:
+def _line(summary: Summary, options: RunOptions) -> str:
+    if options.dry_run:
         size = console.size(sum(file.size for file in summary.planned))
         parts = [f"{_DONE[summary.operation]} {counted(len(summary.planned), 'file')}", size]
     else:
@@ -226,4 +226,4 @@ def _line(summary: Summary, how: RunOptions) -> str:
         reasons = summary.passed_over.items()
         text = ", ".join(f"{_PASSED_OVER[reason]}: {number:,}" for reason, number in reasons)
         parts.append(f"passed over ({text})")
-    return ", ".join(parts) + (DRY_RUN if how.dry_run else "")
+    return ", ".join(parts) + (DRY_RUN if options.dry_run else "")

@@ -124,8 +124,8 @@ def check_session(master: str | None) -> None:
             raise click.UsageError(_NO_CONNECT_URL)
         return
     if master is not None and _MASTER.fullmatch(master) is None:
-        said = f"{master.partition(';')[0]!r} is no master of Spark: give one such as local[4], "
-        raise click.UsageError(said + "spark://host:7077, yarn or k8s://https://host:443")
+        message = f"{master.partition(';')[0]!r} is no master of Spark: give one such as local[4], "
+        raise click.UsageError(message + "spark://host:7077, yarn or k8s://https://host:443")
 
 
 @contextlib.contextmanager
@@ -214,11 +214,11 @@ def _remote_session(url: str) -> Iterator[Any]:
         except (PySparkException, ValueError) as error:
             place = _place_of(url)
             cause = _without_parameters(str(error), url.removeprefix(place))
-            said = (
+            message = (
                 f"the server of Spark Connect at {place} cannot be used: check that it runs, and "
                 f"that its URL is like sc://host:15002 or sc://host:15002/;token=... ({cause})"
             )
-            raise OSError(errno.EIO, said) from None
+            raise OSError(errno.EIO, message) from None
         try:
             yield made
         finally:

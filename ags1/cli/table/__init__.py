@@ -5,7 +5,7 @@
 - ``verifying``, ``migrating``, ``rekeying``, ``compacting``: options and reports of work that Spark
   can do, too;
 - ``options``, ``opening``, ``catalogs``: which table is meant, and opening it;
-- ``inputs``, ``schemas``, ``filters``, ``moments``: what the user gives: rows, columns,
+- ``inputs``, ``schemas``, ``filters``, ``times``: what the user gives: rows, columns,
   conditions, times;
 - ``rows``, ``facts``, ``failures``: what the user sees.
 """

@@ -16,7 +16,7 @@ from ..exits import EXPECTED, Exit, describe
 from ..kms.options import KmsOptions
 from ..kms.options import kms as kms_options
 from ..options import Decorator, flag, grouped, pairs
-from ..report import facts_of
+from ..report import describe_failure
 from .failures import failures
 
 _TABLE_HELP = """\
@@ -146,7 +146,7 @@ def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
             print_error(failure.message)
             if more.get("as_json"):
                 code = int(failure.exit_code)
-                print_json({"ok": False, "exit_code": code, "error": facts_of(failure)})
+                print_json({"ok": False, "exit_code": code, "error": describe_failure(failure)})
             return failure.exit_code
 
     return guarded

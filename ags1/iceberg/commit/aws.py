@@ -48,7 +48,7 @@ class AwsCommits(FileCommits):
         return not isinstance(error, _NOT_SENT)
 
 
-def code_of(error: ClientError) -> str:
+def error_code(error: ClientError) -> str:
     """Return the name of the service's exception."""
     return str(error.response.get("Error", {}).get("Code", ""))
 

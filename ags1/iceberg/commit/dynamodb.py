@@ -26,9 +26,9 @@ from ..pyiceberg.dynamodb import (
     new_dynamodb_item,
     renamed_dynamodb_item,
 )
-from .aws import AwsCommits, code_of, updated_by_another, was_repeated
+from .aws import AwsCommits, error_code, updated_by_another, was_repeated
 from .base import Base
-from .file_commits import Staged, parameters_of
+from .file_commits import Staged, catalog_parameters
 
 _REFUSED = "ConditionalCheckFailedException"
 _IS_NEW = "attribute_not_exists(identifier)"
@@ -49,7 +49,7 @@ class DynamoDbCommits(AwsCommits):
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         changes: dict[str, dict[str, str]] = {
             dynamodb_column(name): {"S": value}
-            for name, value in parameters_of(staged, base).items()
+            for name, value in catalog_parameters(staged, base).items()
         }
         changes["v"] = {"S": str(uuid.uuid4())}
         changes["updated_at"] = {"N": str(round(time.time() * 1000))}
@@ -71,17 +71,17 @@ class DynamoDbCommits(AwsCommits):
                 },
             )
         except ClientError as error:
-            if code_of(error) == _REFUSED and not was_repeated(error):
+            if error_code(error) == _REFUSED and not was_repeated(error):
                 raise updated_by_another(base.identifier) from error
             raise
 
     def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
-        item = new_dynamodb_item(self.catalog, identifier, parameters_of(staged, None))
+        item = new_dynamodb_item(self.catalog, identifier, catalog_parameters(staged, None))
         sent.set()
         try:
             self._client.put_item(TableName=self._table, Item=item, ConditionExpression=_IS_NEW)
         except ClientError as error:
-            if code_of(error) != _REFUSED:
+            if error_code(error) != _REFUSED:
                 raise
             # The first of two equal requests may have made the table.
             if was_repeated(error) and self._current_location(identifier) == staged.location:

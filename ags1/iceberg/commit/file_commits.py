@@ -24,7 +24,7 @@ from pyiceberg.typedef import Identifier
 
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
-from ..spec.java_json import hash_of, java_hash
+from ..spec.java_json import java_hash, metadata_hash
 from ..spec.requirements import check_requirements
 from ..storage.output import TableOutput
 from ..storage.table_folders import FOLDER_PROPERTIES, TableFolders
@@ -273,7 +273,7 @@ class FileCommits(Commits, ABC):
         return was_committed(base.identifier, staged.metadata, error, ask)
 
 
-def parameters_of(staged: Staged, base: Base | None) -> dict[str, str]:
+def catalog_parameters(staged: Staged, base: Base | None) -> dict[str, str]:
     """Return what a catalog of parameters keeps of a table after ``staged`` becomes its metadata:
     where that is, and what ``parameters_trust`` believes. ``base`` is None for a new table."""
     properties = staged.metadata.get("properties") or {}
@@ -291,7 +291,7 @@ def _java_hash(text: bytes, base: Base | None) -> str:
     """Return Hive's hash of printed metadata. Java hashes the fields that it knows. If the hash of
     ``base`` covers fields that are unknown here, a later Java wrote it, and the new hash covers
     them too."""
-    known, whole = java_hash(text), hash_of(text)
+    known, whole = java_hash(text), metadata_hash(text)
     stated = None if base is None else base.trust.java_hash
     if base is None or stated is None or known == whole:
         return known

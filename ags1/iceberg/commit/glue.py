@@ -27,10 +27,10 @@ from pyiceberg.utils.properties import property_as_bool
 from ..pyiceberg.glue import glue_columns, glue_table, is_of_s3_tables
 from ..read.metadata import parse_metadata
 from ..storage.trust import TABLE_LOCATION
-from .aws import AwsCommits, code_of, updated_by_another, was_repeated
+from .aws import AwsCommits, error_code, updated_by_another, was_repeated
 from .base import Base
 from .commits import NewLocation
-from .file_commits import Staged, parameters_of
+from .file_commits import Staged, catalog_parameters
 from .outcome import was_committed
 
 # The parts of an entry that a replacement has to repeat. Glue sets the others itself.
@@ -141,9 +141,9 @@ class GlueCommits(AwsCommits):
         try:
             self._glue.create_table(DatabaseName=database, TableInput=table)
         except ClientError as error:
-            if code_of(error) == "AlreadyExistsException":
+            if error_code(error) == "AlreadyExistsException":
                 raise TableAlreadyExistsError(f"Table {database}.{name} already exists") from error
-            if code_of(error) == "EntityNotFoundException":
+            if error_code(error) == "EntityNotFoundException":
                 raise NoSuchNamespaceError(f"Database {database} does not exist") from error
             raise
 
@@ -164,7 +164,7 @@ class GlueCommits(AwsCommits):
             )
         except ClientError as error:
             conflicts = ("ConcurrentModificationException", "EntityNotFoundException")
-            if code_of(error) in conflicts and not was_repeated(error):
+            if error_code(error) in conflicts and not was_repeated(error):
                 raise updated_by_another(identifier) from error
             raise
 
@@ -176,7 +176,7 @@ class GlueCommits(AwsCommits):
             **{part: entry[part] for part in _KEPT if part in entry},
             "Name": identifier[-1],
             "TableType": "EXTERNAL_TABLE",
-            "Parameters": entry.get("Parameters", {}) | parameters_of(staged, base),
+            "Parameters": entry.get("Parameters", {}) | catalog_parameters(staged, base),
             "StorageDescriptor": {
                 **entry.get("StorageDescriptor", {}),
                 "Columns": glue_columns(parse_metadata(staged.metadata)),

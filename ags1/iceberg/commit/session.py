@@ -55,7 +55,7 @@ class Version:
         return self.json.get("last-sequence-number", 0), self.json.get("last-updated-ms", 0)
 
 
-def version_of(
+def open_version(
     base: Base,
     io: FileIO,
     kms: KmsClient,
@@ -153,9 +153,9 @@ class TableSession(BuiltTable):
     def view(self) -> TableView:
         """Return this version of the table, to build changes upon. Its key manager is a copy, so
         the keys of a change that fails are forgotten with it."""
-        return self.view_of(self.version.json)
+        return self.view_with(self.version.json)
 
-    def view_of(
+    def view_with(
         self,
         metadata: dict[str, Any],
         manager: EncryptionManager | None = None,
@@ -202,7 +202,7 @@ class TableSession(BuiltTable):
         with after_commit(self._identifier):
             files = self.files
             keys = files.keys if manager is None else manager
-            version = version_of(
+            version = open_version(
                 after,
                 files.inner,
                 keys.kms,

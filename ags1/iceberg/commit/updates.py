@@ -26,7 +26,7 @@ from ..spec.constants import MAIN_BRANCH
 from ..spec.java_json import in_java_order, schema_in_java_order
 from ..spec.json_fields import json_object, string, whole, wholes
 from ..spec.properties import property_text, refuse_reserved
-from ..spec.refs import RETENTION, ref_of, refs_of
+from ..spec.refs import RETENTION, read_refs, ref_from_update
 from ..spec.shape import (
     FIRST_PARTITION_ID,
     LINEAGE,
@@ -329,7 +329,9 @@ class _Table:
     def _set_ref(self, update: Mapping[str, Any]) -> None:
         name = string(update, "ref-name")
         before = self._table["refs"].get(name) or {}
-        ref = ref_of(update) | {n: value for n, value in before.items() if n not in _REF_FIELDS}
+        ref = ref_from_update(update) | {
+            n: value for n, value in before.items() if n not in _REF_FIELDS
+        }
         if self._table["refs"].get(name) == ref:
             return
         snapshot_id = ref["snapshot-id"]
@@ -651,5 +653,5 @@ def _completed(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if table.get("current-snapshot-id") == -1:
         table["current-snapshot-id"] = None
     table.setdefault("current-snapshot-id", None)
-    table["refs"] = refs_of(table)
+    table["refs"] = read_refs(table)
     return table

@@ -200,8 +200,8 @@ class FileRewrites:
             try:
                 output.discard(self._unused(output, folder))
             except (Ags1Error, OSError) as failure:
-                said = "%s cannot be listed (%s): files of %s may be left"
-                _log.warning(said, folder, type(failure).__name__, self._job_id)
+                message = "%s cannot be listed (%s): files of %s may be left"
+                _log.warning(message, folder, type(failure).__name__, self._job_id)
 
     def _unused(self, output: TableOutput, folder: str) -> list[str]:
         listed = output.listed(folder)

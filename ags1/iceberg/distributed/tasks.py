@@ -67,8 +67,8 @@ def open_files(
 def _open_plain(table: JobTable, key_id: str) -> TableFiles:
     catalog = table.open_catalog()
     if catalog.kms is None:
-        said = "no KMS is configured on this executor: configure it as on the driver"
-        raise KmsConfigurationError(said)
+        message = "no KMS is configured on this executor: configure it as on the driver"
+        raise KmsConfigurationError(message)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlainTableWarning)
         loaded = catalog.load_table(table.name, require_encrypted=False)

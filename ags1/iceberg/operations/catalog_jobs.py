@@ -303,5 +303,5 @@ def move_or_copy(
     if move:
         old = TableOutput(files.inner, files.location_map)
         commits.repoint(table.version.base, result.metadata_location, output)
-        old.discard([location for location in result.old_files if folders.has(location)])
+        delete_files(result.old_files, old, folders)
     return result

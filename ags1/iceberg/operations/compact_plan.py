@@ -24,7 +24,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import FileScanTask
 
 from ...errors import ArgumentError
-from ..read.planning import partition_of, path_of_all
+from ..read.planning import partition_key, path_of_all
 from ..read.records import ContentFile
 from ..read.splits import splits_of
 from ..write.merging import Merge, Part
@@ -79,8 +79,8 @@ class RewriteOptions:
             if value is not None and value < 0:
                 raise ArgumentError(f"{value} is too small: it must be at least 0", parameter=name)
         if not 0 < self.delete_ratio_threshold <= 1:
-            said = f"{self.delete_ratio_threshold} must be more than 0 and at most 1"
-            raise ArgumentError(said, parameter="delete_ratio_threshold")
+            message = f"{self.delete_ratio_threshold} must be more than 0 and at most 1"
+            raise ArgumentError(message, parameter="delete_ratio_threshold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ def _partition(task: FileScanTask, spec: PartitionSpec) -> Hashable:
     are taken for files without a partition."""
     file = cast("ContentFile", task.file)
     if file.spec_id == spec.spec_id:
-        return partition_of(file)[1:]
+        return partition_key(file)[1:]
     return (None,) * len(spec.fields)
 
 

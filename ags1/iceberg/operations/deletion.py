@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
-from ..read.statistics import statistics_of
+from ..read.statistics import list_statistics
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..write.executors import CancellingPool
@@ -39,7 +39,7 @@ def statistics_updates(
 ) -> list[dict[str, Any]]:
     """Return the updates that remove the statistics files of snapshots (None: all) from the
     metadata, in the REST specification's form."""
-    ids = dict.fromkeys((name, entry["snapshot-id"]) for name, entry in statistics_of(metadata))
+    ids = dict.fromkeys((name, entry["snapshot-id"]) for name, entry in list_statistics(metadata))
     return [
         {"action": f"remove-{name}", "snapshot-id": snapshot_id}
         for name, snapshot_id in ids
@@ -50,7 +50,7 @@ def statistics_updates(
 def delete_files(
     locations: Collection[str],
     output: TableOutput,
-    folders: TableFolders | None,
+    folders: TableFolders,
     progress: DeletionProgress | None = None,
 ) -> tuple[str, ...]:
     """Delete files; return those that could not be deleted or are not in ``folders``. Those are
@@ -60,7 +60,7 @@ def delete_files(
 
     def delete(location: str) -> str | None:
         # A folder may have become a link since it was looked at.
-        if folders is not None and not folders.has(location):
+        if not folders.has(location):
             _log.warning("%s is left behind: it is not in the table's folders", location)
             return location
         try:

@@ -36,7 +36,7 @@ from ...errors import Ags1Error
 from ...keys.envelope import parse_encryption_keys
 from ..commit.session import TableSession
 from ..read.metadata import parse_metadata, read_metadata
-from ..read.statistics import statistics_of
+from ..read.statistics import list_statistics
 from ..spec.constants import MAIN_BRANCH
 from ..steps import RecomputedSnapshotStep
 from ..storage.listing import list_files
@@ -276,7 +276,7 @@ class _Erasing:
                     "partitions, unencrypted",
                     "append rows, so that a new snapshot replaces it",
                 )
-        for _, entry in statistics_of(metadata):
+        for _, entry in list_statistics(metadata):
             if entry["snapshot-id"] in done.snapshot_ids:
                 continue
             is_plain = "" if entry.get("key-id") else "is not encrypted, and "
@@ -340,7 +340,7 @@ class EarlierVersions:
             s for i, s in by_id(before).items() if i not in living and not self._was_deleted(i, s)
         ]
         return find_expired_files(
-            table.view_of(before), table.view_of(after), expired, table.folders
+            table.view_with(before), table.view_with(after), expired, table.folders
         )
 
     def _was_deleted(self, snapshot_id: int, snapshot: Mapping[str, Any]) -> bool:

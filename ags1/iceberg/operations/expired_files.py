@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 from ...errors import Ags1Error, KmsError
 from ..read.snapshots import EncryptedManifest, EncryptedSnapshot
-from ..read.statistics import statistics_of
+from ..read.statistics import list_statistics
 from ..storage.locations import FileNames
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
@@ -49,7 +49,8 @@ class ExpiredFiles:
     that stay although no snapshot reaches them. Files outside the table's folders stay, because
     they may be another table's, as may their whole snapshot. Parts of expired snapshots that cannot
     be read stay, because the files that they name are unknown. Statistics files stay if only the
-    metadata, which is not authenticated, says that they are statistics."""
+    metadata, which is not authenticated, says that they are statistics. If no ``folders`` are
+    given, all files stay."""
 
     data_files: tuple[str, ...] = ()
     delete_files: tuple[str, ...] = ()
@@ -57,7 +58,7 @@ class ExpiredFiles:
     manifest_lists: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     left_behind: tuple[str, ...] = ()
-    folders: TableFolders | None = field(default=None, repr=False, compare=False)
+    folders: TableFolders = field(default=TableFolders(""), repr=False, compare=False)
 
     @property
     def locations(self) -> tuple[str, ...]:
@@ -157,9 +158,9 @@ class _Search:
     def _add_statistics(self) -> None:
         """Add the statistics files of expired snapshots."""
         ids = {snapshot["snapshot-id"] for snapshot in self._expired}
-        of_living = statistics_of(self._after.metadata)
+        of_living = list_statistics(self._after.metadata)
         live = {self._identity(entry["statistics-path"]) for _, entry in of_living}
-        for _, entry in statistics_of(self._before.metadata):
+        for _, entry in list_statistics(self._before.metadata):
             location = entry["statistics-path"]
             identity = self._identity(location)
             if entry["snapshot-id"] not in ids or identity in live:

@@ -285,7 +285,7 @@ class _Search:
                 continue
             self._check_uuid(str(metadata.get("table-uuid")), location)
             if (metadata.get("properties") or {}).get(TABLE_KEY_ID):
-                view = table.view_of(metadata)
+                view = table.view_with(metadata)
                 self.reached.add_version(view, location, may_be_incomplete=True)
 
     def _still_unreached(self, files: Sequence[ListedFile]) -> Iterator[ListedFile]:

@@ -21,7 +21,7 @@ from ...avro.container import AVRO_MAGIC
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..read.records import read_entries
-from ..read.statistics import statistics_of
+from ..read.statistics import list_statistics
 from ..spec.constants import ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
@@ -131,7 +131,7 @@ def _statistics_files(
     metadata: Mapping[str, Any], files: TableFiles, folders: TableFolders
 ) -> Iterator[tuple[str, bool]]:
     """Yield the statistics files that exist, each with whether it is certainly the table's."""
-    for _, entry in statistics_of(metadata):
+    for _, entry in list_statistics(metadata):
         location = entry["statistics-path"]
         try:
             yield location, folders.has_statistics(location, files)

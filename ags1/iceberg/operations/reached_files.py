@@ -18,7 +18,7 @@ from pyiceberg.manifest import ManifestFile
 
 from ...errors import MetadataIntegrityError
 from ..read.snapshots import EncryptedSnapshot
-from ..read.statistics import statistics_of
+from ..read.statistics import list_statistics
 from ..storage.locations import FileNames, path_without_host, real_file
 from ..storage.table_files import TableFiles
 from ..write.executors import CancellingPool
@@ -65,7 +65,7 @@ class ReachedFiles:
             self._add(metadata_location)
         for logged in logged_metadata(metadata):
             self._add(logged)
-        for _, entry in statistics_of(metadata):
+        for _, entry in list_statistics(metadata):
             self._add(entry["statistics-path"])
         snapshots = [
             EncryptedSnapshot.model_validate(snapshot)

@@ -44,7 +44,7 @@ def write_statistics(
     ``encrypted_statistics`` names the form, and must be ``"draft-17533"``. **The specification
     is not final**: the form is that of the open pull request apache/iceberg 17533, and may
     change. Java up to 1.12 reads such a table, and its next commit removes the ``key-id`` from
-    the statistics. They cannot be read then: write them again. ``StatisticsBlob.all_of`` takes
+    the statistics. They cannot be read then: write them again. ``StatisticsBlob.read_all`` takes
     the blobs of a file that another writer has made. An earlier file of the snapshot is not
     deleted; ``verify_table`` reports it.
 

@@ -41,7 +41,7 @@ __all__ = [
     "RecordShape",
     "inherit",
     "read_avro_records",
-    "values_of",
+    "record_values",
 ]
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ MANIFEST_ENTRY = _names(MANIFEST_ENTRY_SCHEMAS[3].as_struct())
 MANIFEST_FILE = _names(MANIFEST_LIST_FILE_SCHEMAS[3].as_struct())
 
 
-def values_of(record: Record) -> tuple[Any, ...]:
+def record_values(record: Record) -> tuple[Any, ...]:
     """Return a record's values, in its order."""
     values: list[Any] = record._data
     if isinstance(record, FileRecord):
@@ -100,7 +100,7 @@ class NamedRecord(Record):
 
     def fields(self) -> dict[str, Any]:
         """Return the fields by name, in the order of the specification, and without a key."""
-        return dict(zip(self.names, values_of(self), strict=True))
+        return dict(zip(self.names, record_values(self), strict=True))
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with these fields changed."""

@@ -88,6 +88,6 @@ class ReusingUpdateSpec(UpdateSpec):
         return super()._partition_field(transform_key, name)
 
 
-def table_of(transaction: Transaction) -> Table:
+def transaction_table(transaction: Transaction) -> Table:
     """Return the table that a transaction changes or will create."""
     return transaction._table

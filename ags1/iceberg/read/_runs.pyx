@@ -108,7 +108,7 @@ def copy_bits(source, int64_t first, int64_t available, runs, target):
     ValueError if a buffer is too small."""
     cdef View old = View(source), new = View(target, True)
     cdef Runs kept = Runs(runs)
-    if first < 0 or available < 0 or first + available > old.buffer.len * 8:
+    if not 0 <= first <= old.buffer.len * 8 or not 0 <= available <= old.buffer.len * 8 - first:
         raise ValueError("the bits are outside of their buffer")
     kept.check(available)
     if kept.total > new.buffer.len * 8:
@@ -146,6 +146,9 @@ def copy_offsets(source, runs, int64_t width, target):
     cdef Runs kept = Runs(runs)
     if width != 4 and width != 8:
         raise ValueError("an offset has 4 or 8 bytes")
+    if old.buffer.len < width:
+        # If there are no lists, there may be no offset either. All runs are empty.
+        old = View(bytes(width))
     kept.check(max(0, old.buffer.len // width - 1))
     if kept.total + 1 > new.buffer.len // width:
         raise ValueError("the runs are longer than the target")

@@ -49,7 +49,7 @@ from .filters import RowFilter, as_sql, bound_filter
 from .metadata_columns import CHANGE_COLUMNS, of_columns, select
 from .row_digests import Digests, row_digests
 from .scan import READ_AHEAD, ScanReader, mark_handed_out
-from .snapshots import files_of
+from .snapshots import to_table_files
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -299,11 +299,11 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
             parent = snapshot.parent_snapshot_id if snapshot is not None else None
             if parent is None or self.table_metadata.snapshot_by_id(parent) is not None:
                 raise
-            said = (
+            message = (
                 f"the snapshot before {number} was expired, and with it files whose rows {number} "
                 f"removed: start after snapshot {number}"
             )
-            missing = FileNotFoundError(errno.ENOENT, said)
+            missing = FileNotFoundError(errno.ENOENT, message)
             missing.parameter = "from_snapshot_id_exclusive"  # type: ignore[attr-defined]
             raise missing from error
 
@@ -315,7 +315,7 @@ class EncryptedChangelogScan(BaseScan, ArrowStream):
 
     def _reader(self, projected: Schema, row_filter: BooleanExpression) -> ScanReader:
         return ScanReader(
-            files_of(self.io),
+            to_table_files(self.io),
             self.table_metadata,
             projected,
             row_filter,

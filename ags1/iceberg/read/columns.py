@@ -23,13 +23,13 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 from ...arrow_layouts import plain_schema
 from ...avro.variants import VariantType
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
-from ..spec.column_types import OpaqueType, as_stored, extensions, ids_of, readable
+from ..spec.column_types import OpaqueType, as_stored, extensions, find_field_ids, readable
 from ..storage.table_files import TableFiles
 from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
-from .once import Once
 from .open_files import FileColumns, OpenAvro, OpenParquet, without_fields
 from .records import ContentFile
+from .single_flight import SingleFlight
 
 _LINEAGE = Schema(*(METADATA_COLUMNS[i] for i in sorted(LINEAGE_IDS)))
 
@@ -82,13 +82,13 @@ class FileReader:
         self.threads = 1
         self._metadata = metadata
         self._projected = projected
-        self._opaque = ids_of(OpaqueType, metadata.schemas)
-        self._variants = ids_of(VariantType, metadata.schemas)
+        self._opaque = find_field_ids(OpaqueType, metadata.schemas)
+        self._variants = find_field_ids(VariantType, metadata.schemas)
         self._extensions = extensions(metadata.schemas)
         self._names = metadata.name_mapping()
         self._downcasts = bool(downcasts_ns_timestamps())
-        self._table_columns: Once[frozenset[int], Schema] = Once(self._find_table_columns)
-        self._file_columns: Once[tuple[bytes, frozenset[int]], FileColumns] = Once(
+        self._table_columns = SingleFlight[frozenset[int], Schema](self._find_table_columns)
+        self._file_columns = SingleFlight[tuple[bytes, frozenset[int]], FileColumns](
             self._find_file_columns
         )
         # The last one by the identity of ``of_file``, which it keeps alive.

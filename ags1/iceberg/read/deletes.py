@@ -26,8 +26,8 @@ from ...errors import MetadataIntegrityError, NotEncryptedError
 from ..spec.constants import PATH_FIELD_ID, POSITION_FIELD_ID
 from ..storage.table_files import TableFiles
 from .columns import FileReader, Rows, arrow_type
-from .once import Once
 from .records import ContentFile
+from .single_flight import SingleFlight
 
 VECTOR_TYPE = "deletion-vector-v1"
 VECTOR_MAGIC = bytes.fromhex("d1d33964")
@@ -101,7 +101,7 @@ class PuffinCache:
     def __init__(self, files: TableFiles) -> None:
         self.files = files
         self._keys: dict[str, ContentFile] = {}
-        self._payload: Once[str, bytes] = Once(self._read)
+        self._payload = SingleFlight[str, bytes](self._read)
 
     def read(self, file: ContentFile) -> bytes:
         """Return the plaintext of a Puffin file."""
@@ -124,9 +124,9 @@ class DeleteReader:
         self._reader = reader
         self._puffins = PuffinCache(reader.files) if puffins is None else puffins
         # The positions in a position delete file, by the data file's path.
-        self.positions_in: Once[ContentFile, dict[str, BitMap64]] = Once(self._read_positions)
-        self._keys: Once[_EqualityDeletes, DeletedKeys] = Once(self._read_keys)
-        self._key_schemas: Once[int, Schema] = Once(self._key_schema)
+        self.positions_in = SingleFlight[ContentFile, dict[str, BitMap64]](self._read_positions)
+        self._keys = SingleFlight[_EqualityDeletes, DeletedKeys](self._read_keys)
+        self._key_schemas = SingleFlight[int, Schema](self._key_schema)
 
     def deleted_positions(
         self, file: ContentFile, deletes: Iterable[ContentFile]

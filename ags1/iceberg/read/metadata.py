@@ -38,7 +38,7 @@ from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.column_types import with_types
 from ..spec.constants import MAIN_BRANCH
-from ..spec.java_json import hash_of, java_print
+from ..spec.java_json import java_print, metadata_hash
 from ..storage.locations import leads_up, may_be_one_folder
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
@@ -286,4 +286,4 @@ def _java_hashes(text: bytes, metadata: dict[str, Any]) -> list[str]:
     # If Java cannot print the metadata, Java has no hash of it.
     with contextlib.suppress(ValueError, RecursionError):
         prints.append(java_print(metadata, known_only=True))
-    return list(map(hash_of, prints))
+    return list(map(metadata_hash, prints))

@@ -31,12 +31,12 @@ from pyiceberg.types import strtobool
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
-from ..pyiceberg.records import values_of
+from ..pyiceberg.records import record_values
 from ..pyiceberg.scans import ManifestPlanner, min_sequence_number, partition_spec_is_void
 from ..spec.constants import PATH_FIELD_ID
 from .pruning import FileFilter
 from .records import ContentFile
-from .snapshots import files_of
+from .snapshots import to_table_files
 
 # The ID of a partition spec, then the values.
 _Partition: TypeAlias = "tuple[Any, ...]"
@@ -86,11 +86,11 @@ class DeleteIndex:
             if path is not None:
                 self._by_path[path].add(sequence_number, file)
             else:
-                self._by_partition[partition_of(file)].add(sequence_number, file)
+                self._by_partition[partition_key(file)].add(sequence_number, file)
         elif self._is_global(file.spec_id):
             self._global_equality.add(sequence_number, file)
         else:
-            self._equality[partition_of(file)].add(sequence_number, file)
+            self._equality[partition_key(file)].add(sequence_number, file)
 
     def _add_vector(self, sequence_number: int, file: ContentFile) -> None:
         path = file.referenced_data_file
@@ -113,7 +113,7 @@ class DeleteIndex:
         # Equality deletes apply to files of earlier commits, position deletes also to those of the
         # same commit.
         deletes = self._global_equality.since(sequence_number + 1)
-        partition = partition_of(file)
+        partition = partition_key(file)
         if partition in self._equality:
             deletes += self._equality[partition].since(sequence_number + 1)
         vector = self._vectors.get(file.file_path)
@@ -202,7 +202,7 @@ class EncryptedPlanner(ManifestPlanner):
 
     def check(self, file: ContentFile) -> None:
         """Raise NotEncryptedError or NotImplementedError if ``plan_files`` does for this file."""
-        if not file.is_encrypted and files_of(self.io).require_encrypted:
+        if not file.is_encrypted and to_table_files(self.io).require_encrypted:
             raise NotEncryptedError(
                 "this data file is not encrypted, and the caller requires encryption: rewrite it "
                 "with rekey, or do not require encryption",
@@ -219,10 +219,10 @@ def _sequence_number(entry: ManifestEntry) -> int:
     return entry.sequence_number or INITIAL_SEQUENCE_NUMBER
 
 
-def partition_of(file: DataFile) -> _Partition:
+def partition_key(file: DataFile) -> _Partition:
     """Return a value that is equal for equal partitions. As in Java, and unlike in Python, NaN
     equals NaN, and -0.0 is not 0.0."""
-    values = values_of(file.partition)
+    values = record_values(file.partition)
     return file.spec_id, *(_bits(v) if isinstance(v, float) else v for v in values)
 
 

@@ -37,7 +37,7 @@ from pyiceberg.schema import Schema
 
 from ...avro.variants import VariantType
 from ..pyiceberg.expressions import value_of_bound
-from ..pyiceberg.records import values_of
+from ..pyiceberg.records import record_values
 from ..spec.column_types import UNITS_A_DAY
 
 # True: for all rows. False: for no row. None: for some rows, or it is not known.
@@ -140,7 +140,7 @@ class PartitionsOfFiles:
 
     def add(self, file: DataFile) -> None:
         """Add a file's partition."""
-        values = values_of(file.partition)
+        values = record_values(file.partition)
         fields = self._values.setdefault(file.spec_id, [set() for _ in values])
         for of_field, value in zip(fields, values, strict=True):
             of_field.add(value)

@@ -32,7 +32,7 @@ from ..pyiceberg.records import (
     FileRecord,
     NamedRecord,
     inherit,
-    values_of,
+    record_values,
 )
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
     @property
     def partition_values(self) -> tuple[Any, ...]:
         """The values of the partition, in the order of its spec."""
-        return values_of(self.partition)
+        return record_values(self.partition)
 
     @property
     def stored_format(self) -> FileFormat:

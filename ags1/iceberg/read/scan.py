@@ -36,7 +36,7 @@ from .metadata_columns import (
 from .partition_column import PARTITION, partition_column
 from .planning import EncryptedPlanner
 from .records import ContentFile
-from .snapshots import files_of
+from .snapshots import to_table_files
 from .tasks import DifferenceTask, TaskReader
 
 # What a stream of batches reads ahead, in stored bytes.
@@ -292,7 +292,7 @@ def _reader(
     scan: _Scan, dictionary_columns: tuple[str, ...] = (), *, projected: Schema | None = None
 ) -> ScanReader:
     return ScanReader(
-        files_of(scan.io),
+        to_table_files(scan.io),
         scan.table_metadata,
         scan.projection() if projected is None else projected,
         scan.row_filter,

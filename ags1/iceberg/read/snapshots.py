@@ -37,7 +37,7 @@ from ..pyiceberg.records import (
     MANIFEST_LIST_FILE_SCHEMAS,
     RecordShape,
     read_avro_records,
-    values_of,
+    record_values,
 )
 from ..storage.table_files import TableFiles
 from .records import DATA, DELETED, ContentFile, Manifest, ManifestEntry, parse_key
@@ -76,7 +76,7 @@ class EncryptedManifest(Manifest):
         manifest is read only if ``io`` allows it. If it has not as many files and rows as the
         manifest list says, this raises MetadataIntegrityError.
         """
-        files = files_of(io)
+        files = to_table_files(io)
         if self.is_plaintext and files.reads_exposed:
             # This is not cached, because the plaintext file may change.
             data = files.read_exposed(self.manifest_path, self.manifest_length)
@@ -94,15 +94,15 @@ class EncryptedManifest(Manifest):
     def live_files(self, io: FileIO) -> list[tuple[str, bool]]:
         """Return the location of each file that is listed and not removed, and whether it is a data
         file. This takes less time than reading entries. Raises as ``fetch_manifest_entry``."""
-        files = files_of(io)
+        files = to_table_files(io)
         if self.is_plaintext:
             listed = [entry.data_file for entry in self.fetch_manifest_entry(files)]
             return [(file.file_path, file.content == DATA) for file in listed]
         data = files.read_encrypted(self.manifest_path, self.key)
         _, records = parsed("manifest", self.manifest_path, data, _LOCATIONS)
         found = []
-        for status, file in map(values_of, records):
-            content, location, key = values_of(file)
+        for status, file in map(record_values, records):
+            content, location, key = record_values(file)
             if content != DATA and key is None:
                 raise _not_encrypted(location)
             if status != DELETED:
@@ -158,7 +158,7 @@ class EncryptedSnapshot(Snapshot):
                 "manifest list is plaintext, or somebody changed metadata.json",
                 file=self.manifest_list,
             )
-        files = files_of(io)
+        files = to_table_files(io)
         key_metadata = files.keys.manifest_list_key(self.key_id)
         cache_key = self.manifest_list, key_metadata.to_bytes(), self.snapshot_id
         read = functools.partial(self._read, files, key_metadata)
@@ -197,7 +197,7 @@ def _not_encrypted(location: str) -> NotEncryptedError:
     )
 
 
-def files_of(io: FileIO) -> TableFiles:
+def to_table_files(io: FileIO) -> TableFiles:
     """Return the table's files. Another library may have wrapped them, as Polars does. Raises
     TypeError if ``io`` is something else, because that has no keys."""
     files = io if isinstance(io, TableFiles) else getattr(io, "table_files", None)

@@ -25,7 +25,7 @@ from ..storage.table_files import TableFiles
 STATISTICS = ("statistics", "partition-statistics")
 
 
-def statistics_of(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def list_statistics(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the entries of all statistics files in the metadata, each after its list's name."""
     for name in STATISTICS:
         for entry in metadata.get(name) or ():

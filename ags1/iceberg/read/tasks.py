@@ -43,10 +43,10 @@ from .deletes import Deleted, DeleteReader, PuffinCache
 from .filters import RowFilter
 from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
-from .once import Once
 from .open_files import FileColumns, OpenAvro, OpenParquet
 from .partition_column import partitions
 from .records import ContentFile
+from .single_flight import SingleFlight
 
 _NOTHING = Deleted(None, [])
 _METADATA_IDS = METADATA_COLUMNS.keys() | {PARTITION_ID}
@@ -115,12 +115,12 @@ class TaskReader:
         self._specs = metadata.specs()
         self._needs_positions = not metadata_ids.isdisjoint((POSITION_ID, ROW_ID))
         # The filter is bound to the current schema, not to the projected one.
-        self._filter_schemas: Once[int, Schema] = Once(
+        self._filter_schemas = SingleFlight[int, Schema](
             lambda field_id: as_stored(prune_columns(schema, {field_id}))
         )
-        self._file_filters: Once[tuple[FileColumns, frozenset[int]], pc.Expression | None] = Once(
-            lambda key: self._filter and self._filter.for_file(key[0].schema, key[1])
-        )
+        self._file_filters: SingleFlight[
+            tuple[FileColumns, frozenset[int]], pc.Expression | None
+        ] = SingleFlight(lambda key: self._filter and self._filter.for_file(key[0].schema, key[1]))
 
     def share(self, tasks: int) -> None:
         """Divide the CPUs among this number of tasks. If there are few Avro files, each is read in

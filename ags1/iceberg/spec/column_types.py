@@ -333,7 +333,7 @@ def without_uuids(schema: Schema) -> Schema:
     return _of_types(schema, lambda f: fixed if isinstance(f.field_type, uuid) else f.field_type)
 
 
-def ids_of(kind: type[types.IcebergType], schemas: Iterable[Schema]) -> frozenset[int]:
+def find_field_ids(kind: type[types.IcebergType], schemas: Iterable[Schema]) -> frozenset[int]:
     """Return the ids of the fields, elements, keys and values of a type."""
     return frozenset(f.field_id for schema in schemas for f in _fields_of(kind, schema.fields))
 

@@ -258,10 +258,10 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
 def java_hash(data: bytes) -> str:
     """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
     that of Java's print without unknown fields. Raises ValueError if ``data`` is not JSON."""
-    return hash_of(java_print(strict_json.parse(data), known_only=True))
+    return metadata_hash(java_print(strict_json.parse(data), known_only=True))
 
 
-def hash_of(text: bytes) -> str:
+def metadata_hash(text: bytes) -> str:
     """Return the hash of printed metadata: SHA-256, in base64."""
     return base64.b64encode(hashlib.sha256(text).digest()).decode()
 

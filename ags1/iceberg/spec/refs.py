@@ -11,7 +11,7 @@ from .json_fields import one_of, whole
 RETENTION = ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
 
 
-def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def read_refs(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table's branches and tags; main at the current snapshot if the metadata has none."""
     refs = metadata.get("refs")
     if refs is None:
@@ -22,7 +22,7 @@ def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(refs)
 
 
-def ref_of(update: Mapping[str, Any]) -> dict[str, Any]:
+def ref_from_update(update: Mapping[str, Any]) -> dict[str, Any]:
     """Return the branch or tag that an update sets. Raises ValueError if it is invalid."""
     ref: dict[str, Any] = {
         "snapshot-id": whole(update, "snapshot-id"),

@@ -11,7 +11,7 @@ from typing import Any
 from pyiceberg.exceptions import CommitFailedException
 
 from .json_fields import string, whole
-from .refs import refs_of
+from .refs import read_refs
 
 
 def check_requirements(
@@ -66,7 +66,7 @@ def _existing(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def _check_ref(metadata: Mapping[str, Any], requirement: Mapping[str, Any]) -> None:
     name = string(requirement, "ref")
     expected = requirement.get("snapshot-id")
-    ref = refs_of(metadata).get(name)
+    ref = read_refs(metadata).get(name)
     if ref is None:
         if expected is not None:
             raise _failed(f"branch or tag {name} is missing, expected {expected}")

@@ -15,6 +15,9 @@ from .listing import list_files
 from .locations import without_scheme
 
 _ENDINGS = (".json", ".json.gz")
+# Java's endings of the file of a version, in the order in which it looks for them.
+_OF_VERSION = (".metadata.json", ".gz.metadata.json", ".metadata.json.gz")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _NAME = re.compile(
     r"(?:v(?P<version>\d{1,18})|(?P<number>\d{1,18})(?:-[^/]*?)?)"
     r"(?:\.gz\.metadata\.json|\.metadata\.json(?:\.gz)?)"
@@ -46,13 +49,16 @@ def moved_to(folder: str | None, metadata: dict[str, Any]) -> dict[str, str]:
 
 def newest_metadata(io: FileIO, folder: str) -> str:
     """Return the location of the newest metadata file of the table in ``folder``: the one that
-    ``version-hint.text`` names, or else the one with the highest number. Raises OSError if the
-    storage cannot list files, FileNotFoundError if there is no such file, and
+    ``version-hint.text`` names, or else the one with the highest number. As in Java, a hint of 3
+    means ``v3.metadata.json``, and the versions that follow it without a gap are newer. Raises
+    OSError if the storage cannot list files, FileNotFoundError if there is no such file, and
     MetadataIntegrityError if two have that number."""
     files = list_files(io, f"{folder}/metadata")
     if files is None:
-        said = f"{type(io).__name__} cannot list the files in this folder: name the metadata.json"
-        raise OSError(errno.ENOTSUP, said, folder)
+        message = (
+            f"{type(io).__name__} cannot list the files in this folder: name the metadata.json"
+        )
+        raise OSError(errno.ENOTSUP, message, folder)
     hint, numbered = None, []
     for location in files:
         name = location.rpartition("/")[2]
@@ -63,16 +69,29 @@ def newest_metadata(io: FileIO, folder: str) -> str:
     if hint is not None:
         with contextlib.closing(io.new_input(hint).open()) as stream:
             version = stream.read(1 << 10).decode("utf-8", "replace").strip()
-        names = (version, f"v{version}.metadata.json", f"{version}.metadata.json")
-        for _, location in numbered:
-            if location.rpartition("/")[2] in names:
-                return location
+        if hinted := _hinted(version, {path.rpartition("/")[2]: path for _, path in numbered}):
+            return hinted
     if not numbered:
-        said = "there is no metadata.json in its folder 'metadata': name a table's folder"
-        raise FileNotFoundError(errno.ENOENT, said, folder)
+        message = "there is no metadata.json in its folder 'metadata': name a table's folder"
+        raise FileNotFoundError(errno.ENOENT, message, folder)
     highest = max(number for number, _ in numbered)
     newest = [location for number, location in numbered if number == highest]
     if len(newest) > 1:
-        said = f"{len(newest)} metadata files have the number {highest}: name the one to read"
-        raise MetadataIntegrityError(said, file=folder)
+        message = f"{len(newest)} metadata files have the number {highest}: name the one to read"
+        raise MetadataIntegrityError(message, file=folder)
     return newest[0]
+
+
+def _hinted(version: str, files: dict[str, str]) -> str | None:
+    """Return the location of the metadata file that a hint means, of those with these names."""
+    found = None
+    if _NUMBER.fullmatch(version):
+        number = int(version)
+        while newer := _of_version(number, files):
+            found, number = newer, number + 1
+    return found or files.get(version) or files.get(f"{version}.metadata.json")
+
+
+def _of_version(number: int, files: dict[str, str]) -> str | None:
+    names = (f"v{number}{ending}" for ending in _OF_VERSION)
+    return next((files[name] for name in names if name in files), None)

@@ -85,7 +85,7 @@ def find_conflict(
 ) -> str | None:
     """Return the reason why a change cannot be committed after these snapshots; None if it can.
     ``schema`` is the table's current one. Raises ValueError if it lacks a column of the filter."""
-    if columns_of(read.row_filter, schema, read.case_sensitive) != read.field_ids:
+    if filter_columns(read.row_filter, schema, read.case_sensitive) != read.field_ids:
         return (
             "another writer has renamed columns, so the filter of this change now names other "
             "columns: nothing was committed. Load the table again and repeat the change"
@@ -203,7 +203,7 @@ def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None
     return _first("another writer added the delete file", filter(counts, changes.deletes))
 
 
-def columns_of(
+def filter_columns(
     row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True
 ) -> frozenset[int]:
     """Return the IDs of the columns that a filter names. Raises ValueError if one is missing."""

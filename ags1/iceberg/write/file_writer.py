@@ -28,7 +28,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..formats.parquet_variants import AnnotatedFile
 from ..read.records import DATA, ContentFile
-from ..spec.column_types import ids_of
+from ..spec.column_types import find_field_ids
 from ..storage.output import TableOutput
 from .metrics import MetricsCollector
 from .plan import WritePlan
@@ -164,7 +164,7 @@ class _ParquetContent:
         schema: pa.Schema,
         rows: pa.Table,
     ) -> None:
-        variants = ids_of(VariantType, [plan.schema])
+        variants = find_field_ids(VariantType, [plan.schema])
         self._annotated = AnnotatedFile(file, key_metadata, variants) if variants else None
         self._file = file
         self._km = key_metadata

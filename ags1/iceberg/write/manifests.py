@@ -30,7 +30,7 @@ from ...avro.records import RecordFile
 from ...errors import NotEncryptedError
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
-from ..pyiceberg.records import values_of
+from ..pyiceberg.records import record_values
 from ..read.records import (
     ADDED,
     DATA,
@@ -217,7 +217,7 @@ class _Manifest:
         return sum(self._files) % _ENTRIES_PER_CHECK == 0 and self._container.size >= target_size
 
     def add(self, entry: ManifestEntry) -> None:
-        status, snapshot_id, number, file_number, file = values_of(entry)
+        status, snapshot_id, number, file_number, file = record_values(entry)
         new = self._new
         _check_entry(entry, new.snapshot_id)
         encoded = file.encoded

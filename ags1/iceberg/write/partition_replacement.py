@@ -15,7 +15,7 @@ from typing import Any
 from pyiceberg.table.snapshots import IsolationLevel
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..read.planning import partition_of
+from ..read.planning import partition_key
 from ..read.records import DATA, ContentFile, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedManifest
 from .conflicts import ConflictError, isolation_level
@@ -33,7 +33,7 @@ class PartitionReplacement:
     def __init__(self, added: Sequence[ContentFile]) -> None:
         self._added = added
         self._spec_id = added[0].spec_id
-        self._partitions = {partition_of(file) for file in added}
+        self._partitions = {partition_key(file) for file in added}
         self._removed: dict[Any, ManifestEntry] = {}
 
     def change(self, view: TableView) -> FileChange:
@@ -66,7 +66,9 @@ class PartitionReplacement:
 
         def inside(manifest: EncryptedManifest) -> list[ManifestEntry]:
             entries = read_entries(manifest, view.files)
-            return [e for e in entries if is_everything or partition_of(e.file) in self._partitions]
+            return [
+                e for e in entries if is_everything or partition_key(e.file) in self._partitions
+            ]
 
         manifests = [
             manifest

@@ -10,7 +10,7 @@ from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..pyiceberg.records import values_of
+from ..pyiceberg.records import record_values
 from ..read.records import DATA, ContentFile, read_entries
 from .view import TableView
 
@@ -48,7 +48,7 @@ def plain_file_records(
 
 def _content_file(file: DataFile, spec_id: int) -> ContentFile:
     copied = {name: getattr(file, name) for name in _COPIED}
-    partition = values_of(file.partition)
+    partition = record_values(file.partition)
     return ContentFile.of(content=DATA, partition=partition, spec_id=spec_id, **copied)
 
 

@@ -58,7 +58,7 @@ class StatisticsBlob:
                 raise ValueError(f"a {name} of the statistics blob has a wrong type or size")
 
     @classmethod
-    def all_of(cls, puffin: PuffinFile) -> list[StatisticsBlob]:
+    def read_all(cls, puffin: PuffinFile) -> list[StatisticsBlob]:
         """Return the blobs of a Puffin file, decompressed."""
         return [
             cls(

@@ -23,8 +23,8 @@ from ...layout import encrypted_size
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
+from ..planning_errors import in_few_words, or_failed
 from ..registration import register_source
-from ..stream_failures import or_failed
 from .encrypted_files import open_whole
 from .format_readers import inner_format
 from .reader import FilesReader, find_files
@@ -49,6 +49,7 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
     def name(cls) -> str:
         return NAME
 
+    @in_few_words
     def schema(self) -> StructType:
         """Return the columns; with ``inner``, those of the first file. Raises ValueError for bad
         options, FileNotFoundError, and what opening the file raises."""
@@ -57,10 +58,12 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
         columns = _ROWS if not name else self._inner_schema(name)
         return _chosen(columns, opt.names(self.options.get("columns")))
 
+    @in_few_words
     def reader(self, schema: StructType) -> FilesReader:
         self._check(known.READ)
         return FilesReader(dict(self.options), schema)
 
+    @in_few_words
     def writer(self, schema: StructType, overwrite: bool) -> FilesWriter:
         self._check(known.WRITE)
         return FilesWriter(dict(self.options), schema, overwrite=overwrite)
@@ -72,6 +75,7 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
 
         return or_failed(make)
 
+    @in_few_words
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         # Here, not at the top: PySpark has this from 4.1 on.
         from .stream_writer import StreamWriter

@@ -177,8 +177,10 @@ def _sidecar(path: str) -> Sidecar:
     try:
         return Sidecar.from_bytes(open_storage(path).read_small(sidecar_path(path)))
     except FileNotFoundError:
-        said = "there is no such sidecar, and only it has the file's key (see the option 'ledger')"
-        raise KeyMetadataError(said, file=sidecar_path(path)) from None
+        message = (
+            "there is no such sidecar, and only it has the file's key (see the option 'ledger')"
+        )
+        raise KeyMetadataError(message, file=sidecar_path(path)) from None
 
 
 def _first_block(stored: int, block_size: int) -> int:

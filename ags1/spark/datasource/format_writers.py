@@ -66,12 +66,12 @@ def write_file(
                 for table in _gathered(rows):
                     parquet.write_table(for_parquet(table), row_group_size=table.num_rows)
         elif inner == "csv":
-            how = pa_csv.WriteOptions(
+            write_options = pa_csv.WriteOptions(
                 include_header=opt.flag(options, "header"),
                 delimiter=options.get("sep") or ",",
                 quoting_style="needed",
             )
-            with pa_csv.CSVWriter(writer, columns, write_options=how) as text:
+            with pa_csv.CSVWriter(writer, columns, write_options=write_options) as text:
                 for batch in rows:
                     text.write_batch(batch)
         else:

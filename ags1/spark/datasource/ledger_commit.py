@@ -53,7 +53,7 @@ class NewFile(NamedTuple):
     wrapped: dict[str, Any]
 
 
-def rows_of(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> list[Row]:
+def ledger_rows(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> list[Row]:
     """Return the rows of new files in ``folder``. Raises KeyMetadataError."""
     return [
         encrypted_row(

@@ -17,6 +17,7 @@ from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..keys import FileKeys
 from ..ledger import DONE, ENCRYPT, REMOVED, open_ledger
+from ..planning_errors import in_few_words
 from ..splits import PART_SIZE
 from ..storage.places import absolute
 from ..storage.protocol import REQUESTS
@@ -62,6 +63,7 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
         if name and name.lower() == "json":
             check_columns(arrow_schema(schema))
 
+    @in_few_words
     def partitions(self) -> list[FilesPartition]:
         """Return the tasks. Raises FileNotFoundError, ValueError."""
         # Without any partition Spark would call read(None).

@@ -46,8 +46,8 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._files = FilesReader(options, schema)
         if not options.get("ledger"):
-            said = "reading a stream needs the option 'ledger': it tells which files are done"
-            raise ValueError(said)
+            message = "reading a stream needs the option 'ledger': it tells which files are done"
+            raise ValueError(message)
         self._ledger = ledger_location(options["ledger"])
         self._folders = [absolute(path) for path in opt.paths(options)]
         self._start = options.get("startingoffsets", _EARLIEST).lower()

@@ -31,8 +31,8 @@ from ..keys import FileKeys
 from ..ledger import DONE, FAILED, Ledger, Row
 from ..storage.places import open_storage
 from . import staging
-from .ledger_commit import commit_to_ledger, rows_of, take_back
-from .writer import Target, WrittenFile, files_of
+from .ledger_commit import commit_to_ledger, ledger_rows, take_back
+from .writer import Target, WrittenFile, written_files
 
 # The properties in which Spark tells a task's query and batch.
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -50,8 +50,10 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         super().__init__()
         self._target = Target.of_options(options, schema)
         if self._target.ledger is None:
-            said = "writing a stream needs the option 'ledger': it tells which batches are complete"
-            raise ValueError(said)
+            message = (
+                "writing a stream needs the option 'ledger': it tells which batches are complete"
+            )
+            raise ValueError(message)
         self._overwrite = overwrite
         self._keys: FileKeys | None = None
 
@@ -67,8 +69,8 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         query = context and context.getLocalProperty(_QUERY_ID)
         batch = context and context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
-            said = "Spark does not tell the query and the batch: use PySpark 4.1 or later"
-            raise ValueError(said)
+            message = "Spark does not tell the query and the batch: use PySpark 4.1 or later"
+            raise ValueError(message)
         assert self._keys is not None
         job_id = job_id_of(query, int(batch))
         return self._target.write(iterator, self._keys, job_id, job_id[:_QUERY_DIGITS])
@@ -79,7 +81,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         folder, ledger, again = self._target.folder, self._target.ledger, self._overwrite
         assert ledger is not None
         # There is none if there was no task.
-        for job_id in jobs_of(messages):
+        for job_id in job_ids(messages):
             rows = self._rows(messages, job_id)
             open_storage(folder).make_root(folder)
             if rows or again:
@@ -91,17 +93,19 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         """Remove what tasks, and a commit that failed, have written. If no task has succeeded, the
         next batch does so."""
         assert self._target.ledger is not None
-        for job_id in jobs_of(messages):
+        for job_id in job_ids(messages):
             take_back(self._target.ledger, job_id)
             staging.withdraw(self._rows(messages, job_id))
             staging.clear(self._target.folder, job_id, job_id[:_QUERY_DIGITS])
 
     def _rows(self, messages: list[WrittenFile | None], job_id: str) -> list[Row]:
         query, batch = UUID(job_id[:_QUERY_DIGITS]), _batch(job_id)
-        return rows_of(self._target.folder, files_of(messages), job_id, f"stream:{query}/{batch}")
+        return ledger_rows(
+            self._target.folder, written_files(messages), job_id, f"stream:{query}/{batch}"
+        )
 
 
-def jobs_of(messages: list[WrittenFile | None]) -> set[str]:
+def job_ids(messages: list[WrittenFile | None]) -> set[str]:
     """Return the batch that tasks have written, as a job's id; empty without tasks."""
     return {message.job_id for message in messages if message is not None}
 

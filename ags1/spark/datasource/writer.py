@@ -40,7 +40,7 @@ from ..workers import end_of_task
 from . import staging
 from .encrypted_files import encrypted_below
 from .format_writers import EXTENSIONS, check_columns, write_file
-from .ledger_commit import NewFile, commit_to_ledger, remove_with_sidecar, rows_of, take_back
+from .ledger_commit import NewFile, commit_to_ledger, ledger_rows, remove_with_sidecar, take_back
 
 
 @dataclass
@@ -128,7 +128,7 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def commit(self, messages: list[WrittenFile | None]) -> None:
         """Publish the files with their keys. Raises OSError, and BlockingIOError if another job
         writes to the ledger for long; then the job leaves no new file."""
-        files = files_of(messages)
+        files = written_files(messages)
         folder = self._target.folder
         open_storage(folder).make_root(folder)
         if self._target.ledger is None:
@@ -142,14 +142,14 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """Remove everything that the attempts have written."""
         if self._target.ledger is not None:
             take_back(self._target.ledger, self._job_id)
-            staging.withdraw(self._rows(files_of(messages)))
+            staging.withdraw(self._rows(written_files(messages)))
         staging.clear(self._target.folder, self._job_id, self._job_id)
 
     def _rows(self, files: list[NewFile]) -> list[Row]:
-        return rows_of(self._target.folder, files, self._job_id, f"write:{self._job_id}")
+        return ledger_rows(self._target.folder, files, self._job_id, f"write:{self._job_id}")
 
 
-def files_of(messages: Iterable[WrittenFile | None]) -> list[NewFile]:
+def written_files(messages: Iterable[WrittenFile | None]) -> list[NewFile]:
     """Return the files that tasks have written."""
     return [m.file for m in messages if m is not None and m.file is not None]
 

@@ -27,6 +27,7 @@ from ...iceberg.distributed import ScanJob
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
+from ..planning_errors import in_few_words
 from ..registration import register_source
 from ..table_access import open_of_options
 from .reader import TableReader, build_scan
@@ -51,6 +52,7 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def name(cls) -> str:
         return NAME
 
+    @in_few_words
     def schema(self) -> StructType:
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
@@ -59,10 +61,12 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         self._pin = resolve_pin(table, self.options)
         return spark_schema(ScanJob.columns(build_scan(table, self.options, self._pin)))
 
+    @in_few_words
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(known.READ)
         return TableReader(dict(self.options), schema, self._pin)
 
+    @in_few_words
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)
         return TableWriter(dict(self.options), schema, overwrite=overwrite)

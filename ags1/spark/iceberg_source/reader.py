@@ -23,6 +23,7 @@ from ...iceberg.distributed import (
 )
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
+from ..planning_errors import in_few_words
 from ..splits import PART_SIZE, grouped
 from ..table_access import TableByOptions, open_of_options
 from ..workers import end_of_task
@@ -129,6 +130,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         self._options = dict(options)
         self._schema = schema
 
+    @in_few_words
     def partitions(self) -> list[TablePartition]:
         """Plan the scan. Raises as ``EncryptedScan.plan_files``."""
         table = open_of_options(self._options)

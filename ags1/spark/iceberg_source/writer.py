@@ -122,13 +122,13 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             return self._mode == _DYNAMIC
         if not self._job.is_partitioned:
             return False
-        said = {message.session_s_mode for message in messages if message is not None}
-        if not said:
+        modes = {message.session_s_mode for message in messages if message is not None}
+        if not modes:
             raise ValueError(
                 "no task has run, so it is not known whether the session overwrites partitions "
                 "dynamically: give the option 'overwrite-mode', static or dynamic"
             )
-        return _DYNAMIC in said
+        return _DYNAMIC in modes
 
     def abort(self, messages: list[WrittenFiles | None]) -> None:
         """Delete what was written, also by tasks that died before they could report. If all tasks
@@ -183,8 +183,8 @@ def _overwrite_mode(options: Mapping[str, str], *, overwrite: bool) -> str | Non
 def _session_s_mode() -> str:
     """Return what Spark's session says of overwrites. Spark tells it to tasks only."""
     context = TaskContext.get()
-    said = context and context.getLocalProperty(_SESSION_S_MODE)
-    return (said or _STATIC).lower()
+    mode = context and context.getLocalProperty(_SESSION_S_MODE)
+    return (mode or _STATIC).lower()
 
 
 def _files_of(messages: list[WrittenFiles | None]) -> list[Any]:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from ... import errors
 from ...errors import Ags1Error
-from .sessions import POLL_SECONDS, jobs_of
+from .sessions import POLL_SECONDS, running_jobs
 
 # The Spark jobs whose tasks may still be running.
 _LAST_JOBS = 32
@@ -66,7 +66,7 @@ class JobGroup:
 
     def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self._spark = spark
-        self._jobs = jobs_of(spark, description)
+        self._jobs = running_jobs(spark, description)
         try:
             self.cores = cores or max(self._jobs.cores(), 1)
         except Exception as error:

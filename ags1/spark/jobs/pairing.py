@@ -76,8 +76,8 @@ def _read(storage: Storage, path: str) -> bytes | None:
 def _with_keys_of(old: bytes, ours: Sidecar, path: str, *, may_replace: bool) -> Sidecar:
     present = PresentSidecar.of(old)
     if present.sidecar is None and not may_replace:  # what is damaged opens no file
-        said = f"the sidecar is damaged: move the file {path} away"
-        raise OSError(errno.EINVAL, said, path)
+        message = f"the sidecar is damaged: move the file {path} away"
+        raise OSError(errno.EINVAL, message, path)
     try:
         return with_keys_of(ours, present, path)
     except KeyMetadataError as error:

@@ -160,6 +160,6 @@ class Report:
         if self._no_room is not None:
             error, summary = self._no_room, self.summary
             left = count - summary.done - summary.skipped - summary.failed
-            said = f"{error.strerror} ({summary.done} files are done, {left} are left): "
-            said += "make room and run the job again"
-            raise OSError(error.errno, said, error.filename)
+            message = f"{error.strerror} ({summary.done} files are done, {left} are left): "
+            message += "make room and run the job again"
+            raise OSError(error.errno, message, error.filename)

@@ -141,8 +141,8 @@ class _Rewrapping:
     def _rewrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
         master_key_id = self.to_key_id or entry.encrypted_by_id
         if master_key_id is None:
-            said = "a KEK in the ledger does not say which master key wrapped it: restore a copy"
-            raise KeyMetadataError(said)
+            message = "a KEK in the ledger does not say which master key wrapped it: restore a copy"
+            raise KeyMetadataError(message)
         if self.to_key_id is None:
             self.keys.check_trust(entry)
         elsewhere = self.to != self.keys.kms

@@ -64,7 +64,7 @@ class RunningJobs(Protocol):
         ...
 
 
-def jobs_of(spark: Any, description: str) -> RunningJobs:
+def running_jobs(spark: Any, description: str) -> RunningJobs:
     """Return the Spark jobs of a session, which the user interface shows with ``description``."""
     if hasattr(spark, "sparkContext"):
         return _ClassicJobs(spark, description)

@@ -104,8 +104,8 @@ def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
         elif known[file.path] == result.key_id:
             moved.known += 1
         else:
-            said = "the ledger has another key for this file: rebuild into a new ledger"
-            moved.fail(file.path, KeyMetadataError(said))
+            message = "the ledger has another key for this file: rebuild into a new ledger"
+            moved.fail(file.path, KeyMetadataError(message))
     for first in range(0, len(waiting), _ROWS_IN_A_BATCH):
         batch = ledger.prepare(waiting[first : first + _ROWS_IN_A_BATCH])
         ledger.settle(batch, batch.rows)
@@ -131,7 +131,7 @@ def _with_sidecars(
         yield from zip(pairs, pool.map(read, pairs), strict=True)
     for file in files:
         if file.path.endswith(SUFFIX) and sidecar_path(file.path) not in paths:
-            said = (
+            message = (
                 f"there is no sidecar {os.path.basename(file.path)}{KEYS}: put it beside the file"
             )
-            yield file, KeyMetadataError(said)
+            yield file, KeyMetadataError(message)

@@ -38,7 +38,7 @@ from .group import JobGroup, SparkEndedError
 from .planning import Pace, Task, Wave, task_cost, waves
 from .publishing import published, sync_names
 from .report import Report
-from .work import EXPECTED, Result, Work, failed, identity_of
+from .work import EXPECTED, Result, Work, failed, file_identity
 
 # Up to so many requests are sent by the driver, more by executors.
 _FEW_REQUESTS = 64
@@ -220,7 +220,7 @@ class Waves:
         key_metadata = KeyMetadata.generate(FILE_KEY_SIZE).with_file_length(size)
         document = keys.wrap(key_metadata)
         try:
-            identity = identity_of(item.source)
+            identity = file_identity(item.source)
         except OSError:
             identity = "none"  # no file has this identity
         return _Shared(stage, key_metadata, as_text(document), document["key-id"], identity)
@@ -314,8 +314,8 @@ def naming_ledger(ledger: Ledger) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None:
-            said = error.strerror or str(error)
-            raise type(error)(error.errno or errno.EIO, said, ledger.location) from None
+            message = error.strerror or str(error)
+            raise type(error)(error.errno or errno.EIO, message, ledger.location) from None
         raise
 
 

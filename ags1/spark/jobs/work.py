@@ -170,7 +170,7 @@ class Encrypting(Work):
             if not piece.digests and not piece.block_count:
                 return self._whole(piece, attempt, source)
             # The key and the HMAC belong to the content that the file had when it was cut.
-            facts = (source.size, source.version, identity_of(source))
+            facts = (source.size, source.version, file_identity(source))
             if facts != (piece.source_size, piece.source_version, piece.source_identity):
                 raise Ags1Error(CHANGED)
             if not piece.digests:
@@ -296,7 +296,7 @@ def _open_blocks(
         open_blocks(source, output, key_metadata, geometry, blocks, piece.unit)
 
 
-def identity_of(source: Source | str) -> str:
+def file_identity(source: Source | str) -> str:
     """Return what tells a local file, or the file at a local path, from every other one: no program
     can set it. Raises OSError."""
     here = local_path(source) if isinstance(source, str) else source.fd

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ...atomic import AtomicFile
 from ...errors import FormatError
 from .ledger import Ledger
-from .rows import FAILED, SCHEMA, Row, rows_of, table_of
+from .rows import FAILED, SCHEMA, Row, rows_to_table, table_to_rows
 
 _MOST_ROWS = 100_000
 _ROWS_AS_OBJECTS = 10_000
@@ -78,7 +78,7 @@ class ParquetRows:
                 kinds = pa.schema([*(SCHEMA.field(name) for name in columns), (_BATCH, pa.int64())])
                 for part in batches:
                     table = pa.Table.from_batches([part]).select(kinds.names).cast(kinds)
-                    rows = rows_of(table, columns, self._path)
+                    rows = table_to_rows(table, columns, self._path)
                     yield from zip(table.column(_BATCH).to_pylist(), rows, strict=True)
         except pa.ArrowInvalid as error:
             raise FormatError(str(error), file=self._path) from None
@@ -97,7 +97,7 @@ def export_rows(source: Ledger, path: str, *, overwrite: bool = False) -> int:
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         for batches in source.settled_groups(_MOST_ROWS):
-            table = table_of([row for _, rows in batches for row in rows])
+            table = rows_to_table([row for _, rows in batches for row in rows])
             numbers = [number for number, rows in batches for _ in rows]
             columns = [*table.columns, pa.array(numbers, pa.int64())]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
@@ -127,13 +127,15 @@ def copy_rows(source: _Settled, target: Ledger) -> Copied:
     for row in _compared(source) if known else ():
         if (wrapped := known.get(_identity(row))) is not None:
             if wrapped != _wrapped(row):
-                said = f"the key of {row.target} is wrapped otherwise here, because one of the two "
-                said += "ledgers was rewrapped: copy into an empty ledger"
-                raise OSError(errno.EEXIST, said, target.location)
+                message = (
+                    f"the key of {row.target} is wrapped otherwise here, because one of the two "
+                )
+                message += "ledgers was rewrapped: copy into an empty ledger"
+                raise OSError(errno.EEXIST, message, target.location)
             skipped += 1
         elif row.finished_ms < newest.get((row.operation, row.target), 0):
-            said = f"this ledger has a newer row for {row.target}: copy into an empty ledger"
-            raise OSError(errno.EEXIST, said, target.location)
+            message = f"this ledger has a newer row for {row.target}: copy into an empty ledger"
+            raise OSError(errno.EEXIST, message, target.location)
     copied = 0
     waiting: list[Row] = []
     for _, rows in source.rows_between(0):
@@ -153,8 +155,8 @@ def refuse_pending(ledger: Ledger) -> None:
     """Raise OSError if a batch is pending. It would be settled under its older number, so rows that
     are added now would hide the keys of files that it gives their names later."""
     if any(ledger.pending()):
-        said = "a job was killed before all of its files had their names: run it again, which "
-        raise OSError(errno.EBUSY, f"{said}finishes its work", ledger.location)
+        message = "a job was killed before all of its files had their names: run it again, which "
+        raise OSError(errno.EBUSY, f"{message}finishes its work", ledger.location)
 
 
 def _refuse_unfinished(source: Ledger) -> None:

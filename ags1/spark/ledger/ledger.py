@@ -40,7 +40,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from ..paths import local_path
 from .folder import FolderStore
 from .objects import HdfsStore, ObjectStore
-from .rows import DONE, REMOVED, Batch, Row, read_table, rows_of, table_of, to_parquet
+from .rows import DONE, REMOVED, Batch, Row, read_table, rows_to_table, table_to_rows, to_parquet
 from .segments import (
     Numbered,
     Segment,
@@ -148,7 +148,7 @@ class Ledger:
         state = self._revisions.current()
         epoch, count = self._version()
         name = f"_pending-{state.next:012}.{epoch:06}-{count:06}.parquet"
-        create(self._store, name, to_parquet(table_of(rows)))
+        create(self._store, name, to_parquet(rows_to_table(rows)))
         self._revisions.change(next=state.next + 1, pending={**state.pending, state.next: name})
         return Batch(state.next, rows)
 
@@ -167,7 +167,7 @@ class Ledger:
         for number, name in sorted(self._revisions.current().pending.items()):
             with contextlib.suppress(FileNotFoundError):  # settled since
                 table = read_table(self._store.read(name), Row._fields, self._store.url_of(name))
-                yield Batch(number, rows_of(table, Row._fields, self._store.url_of(name)))
+                yield Batch(number, table_to_rows(table, Row._fields, self._store.url_of(name)))
 
     def numbers(self) -> list[int]:
         """Return the numbers of the settled batches, oldest first."""
@@ -454,10 +454,10 @@ def open_ledger(text: str | os.PathLike[str], *, writing: bool, durable: bool = 
     writes, FormatError for a file there that is not a ledger's, and KmsAccessDeniedError for a
     folder that other users may write to: jobs move and remove the files that a ledger names.
     """
-    return Ledger(store_of(ledger_location(text), durable=durable), writing=writing)
+    return Ledger(open_store(ledger_location(text), durable=durable), writing=writing)
 
 
-def store_of(location: str, *, durable: bool = True) -> Store:
+def open_store(location: str, *, durable: bool = True) -> Store:
     """Return where the objects of a ledger are. Raises as ``ObjectStore``."""
     if local_path(location) is not None:
         return FolderStore(location, durable=durable)

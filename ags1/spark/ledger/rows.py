@@ -109,14 +109,14 @@ class Batch(NamedTuple):
     rows: Sequence[Row]
 
 
-def table_of(rows: Sequence[Row]) -> pa.Table:
+def rows_to_table(rows: Sequence[Row]) -> pa.Table:
     """Return rows as a table of the schema ``SCHEMA``."""
     columns: Iterable[Any] = zip(*rows, strict=True) if rows else ([] for _ in Row._fields)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def rows_of(table: pa.Table, columns: Iterable[str], where: str) -> list[Row]:
+def table_to_rows(table: pa.Table, columns: Iterable[str], where: str) -> list[Row]:
     """Return the rows of a table, with None in columns that are not asked for; ``where`` is the
     table's name for messages. Raises FormatError."""
     wanted = frozenset(columns)
@@ -149,8 +149,8 @@ def read_table(data: bytes, columns: Iterable[str], where: str) -> pa.Table:
     except pa.ArrowInvalid as error:
         raise damaged(str(error), where) from None
     if table.column_names != names:
-        said = "this is not a ledger's file (columns are missing): remove it from the folder"
-        raise FormatError(said, file=where)
+        message = "this is not a ledger's file (columns are missing): remove it from the folder"
+        raise FormatError(message, file=where)
     return table
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from .rows import Row, damaged, read_table, rows_of, table_of, to_parquet
+from .rows import Row, damaged, read_table, rows_to_table, table_to_rows, to_parquet
 
 _NAME = re.compile(r"batch-(\d{12})(?:-(\d{12}))?(?:\.(\d{6})-(\d{6}))?\.parquet")
 _LENGTHS = b"ags1.batches"
@@ -63,7 +63,7 @@ def is_batch(name: str) -> bool:
 
 def batches_to_bytes(batches: Sequence[Numbered]) -> bytes:
     """Return settled batches as one Parquet file."""
-    table = table_of([row for _, rows in batches for row in rows])
+    table = rows_to_table([row for _, rows in batches for row in rows])
     if len(batches) > 1:
         lengths = json.dumps([[number, len(rows)] for number, rows in batches])
         table = table.replace_schema_metadata({_LENGTHS: lengths})
@@ -79,7 +79,7 @@ def read_batches(
     batches = []
     first = 0
     for number, count in _lengths(table, segment, where):
-        batches.append((number, rows_of(table.slice(first, count), columns, where)))
+        batches.append((number, table_to_rows(table.slice(first, count), columns, where)))
         first += count
     return batches
 
@@ -100,8 +100,8 @@ def _lengths(table: pa.Table, segment: Segment, where: str) -> list[tuple[int, i
     if segment.first == segment.last:
         return [(segment.first, table.num_rows)]
     try:
-        said = json.loads((table.schema.metadata or {})[_LENGTHS])
-        lengths = [(int(number), int(count)) for number, count in said]
+        message = json.loads((table.schema.metadata or {})[_LENGTHS])
+        lengths = [(int(number), int(count)) for number, count in message]
     except (KeyError, ValueError, TypeError, RecursionError):
         raise damaged("it does not say where its batches begin", where) from None
     numbers = [number for number, _ in lengths]

@@ -167,12 +167,12 @@ class Revisions:
             if found.epoch:
                 raise self.needs_import("it has batches, but no state")
         if holder is not None and age <= LEASE_SECONDS and not is_gone(holder):
-            said = (
+            message = (
                 f"{BUSY} ({process_name(holder)}, last seen {max(age, 0):.0f} s ago). If it is "
                 f"dead, this ledger is free {LEASE_SECONDS:.0f} s after it was last seen, or "
                 f"after: ags1 spark ledger release {self._store.url} {found.writer}"
             )
-            raise BlockingIOError(errno.EAGAIN, said, self._store.url)
+            raise BlockingIOError(errno.EAGAIN, message, self._store.url)
         try:
             epoch = {"epoch": found.epoch + 1, "holder": this_process()}
             self._held = self.changed(found, epoch)
@@ -205,11 +205,11 @@ class Revisions:
                     return
                 except LostClaimError:
                     self._is_lost = True
-            said = (
+            message = (
                 "another job has taken this ledger over, because this one had not renewed its "
                 f"claim for {LEASE_SECONDS:.0f} s: run it again; what was prepared is in the ledger"
             )
-            raise BlockingIOError(errno.EAGAIN, said, self._store.url)
+            raise BlockingIOError(errno.EAGAIN, message, self._store.url)
 
     def changed(self, before: State, changes: Mapping[str, Any]) -> State:
         """Write and return the next revision. Raises LostClaimError if somebody else has made it,
@@ -239,9 +239,11 @@ class Revisions:
 
     def needs_import(self, what: str) -> FormatError:
         """Return the error of a ledger whose state does not fit its batches."""
-        said = f"the ledger is damaged ({what}): copy its batch-….parquet to a folder, and import "
-        said += "that into an empty ledger (ags1 spark ledger import)"
-        return FormatError(said, file=self._store.url)
+        message = (
+            f"the ledger is damaged ({what}): copy its batch-….parquet to a folder, and import "
+        )
+        message += "that into an empty ledger (ags1 spark ledger import)"
+        return FormatError(message, file=self._store.url)
 
     def _read(self) -> State | None:
         """Return the state, None if there is no ledger. Raises FormatError, OSError."""

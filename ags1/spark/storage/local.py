@@ -269,12 +269,12 @@ class LocalStorage:
             folder = os.path.dirname(row.target)
             if not os.path.isdir(folder):
                 # It may not be mounted yet.
-                said = "the folder of a killed job's files is not there: mount it, or create it"
-                raise FileNotFoundError(errno.ENOENT, said, folder) from None
+                message = "the folder of a killed job's files is not there: mount it, or create it"
+                raise FileNotFoundError(errno.ENOENT, message, folder) from None
             raise NothingStagedError(errno.ENOENT, error.strerror, staged) from None
         if status.st_size != row.target_size:
-            said = "the file that was written has the wrong size: run the job again"
-            raise NothingStagedError(errno.EIO, said, staged)
+            message = "the file that was written has the wrong size: run the job again"
+            raise NothingStagedError(errno.EIO, message, staged)
         if again and status.st_nlink > 1 and _is_at(row.target, status):
             os.unlink(staged)
             return
@@ -345,8 +345,8 @@ def _make_folder(folder: str, source: str, root: str) -> OSError | None:
         # Otherwise a user who may write in the root could lead the job out of it by a link.
         inside = os.path.join(os.path.realpath(root), os.path.relpath(folder, root))
         if os.path.realpath(folder) != os.path.normpath(inside):
-            said = "a link lies between the target folder and this one: remove it"
-            return OSError(errno.ELOOP, said, folder)
+            message = "a link lies between the target folder and this one: remove it"
+            return OSError(errno.ELOOP, message, folder)
         files.make_folder(folder, like, root)
     except OSError as error:
         return error
@@ -395,8 +395,8 @@ def _staged(row: Row) -> tuple[str, files.Trace]:
     must not make us move or remove other files."""
     staged = files.staged_of(row.attempt or "", row.job_id)
     if staged is None:
-        said = "the ledger names no file that a job stages"
-        raise NothingStagedError(errno.EINVAL, said, row.target)
+        message = "the ledger names no file that a job stages"
+        raise NothingStagedError(errno.EINVAL, message, row.target)
     return os.path.join(os.path.dirname(row.target), staged[0]), staged[1]
 
 

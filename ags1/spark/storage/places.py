@@ -59,8 +59,8 @@ def absolute(path: str) -> str:
     if local_path(path) is None:
         meant, known = _open_remote(path), _open_remote(whole)
         if known is not meant and not known.is_like(meant):
-            said = "executors would look elsewhere: name the host in fsspec's configuration"
-            raise OSError(errno.EINVAL, said, path)
+            message = "executors would look elsewhere: name the host in fsspec's configuration"
+            raise OSError(errno.EINVAL, message, path)
     return whole
 
 

@@ -64,8 +64,10 @@ class JobEndedError(Ags1Error):
     """The mark of a task's job is gone, so nobody wants what the task stages."""
 
     def __init__(self, root: str) -> None:
-        said = "the job's mark is gone: another job has taken this one over, or somebody removed it"
-        super().__init__(f"{said}; run the job again", file=root)
+        message = (
+            "the job's mark is gone: another job has taken this one over, or somebody removed it"
+        )
+        super().__init__(f"{message}; run the job again", file=root)
 
 
 class UnknownOutcomeError(Ags1Error):

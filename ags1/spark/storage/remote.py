@@ -216,8 +216,10 @@ class RemoteStorage:
                         if not known and not is_temporary(name.rpartition("/")[2]):
                             yield name
                     elif facts["type"] == NAMELESS:
-                        said = "its name has two slashes in a row, so it is in no folder: rename it"
-                        error = OSError(errno.EINVAL, said)
+                        message = (
+                            "its name has two slashes in a row, so it is in no folder: rename it"
+                        )
+                        error = OSError(errno.EINVAL, message)
                         yield Problem(self.path(facts["name"]), error)
                     elif not facts["name"].endswith("/"):
                         yield self.source_file(facts, base)
@@ -342,8 +344,8 @@ class RemoteStorage:
                 return
             raise NothingStagedError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
         if there.size != row.target_size:
-            said = "the file that was written has the wrong size: run the job again"
-            raise NothingStagedError(errno.EIO, said, staged)
+            message = "the file that was written has the wrong size: run the job again"
+            raise NothingStagedError(errno.EIO, message, staged)
         # An interrupted move may have copied a part of the file: copy it again.
         may_replace = row.replaces or (
             again and target is not None and self._begins_with(staged, row.target, target.size)
@@ -410,8 +412,8 @@ class RemoteStorage:
         root = folder.rpartition("/")[0]
         is_ours = folder == _staging_folder(root, row.job_id) and self.holds(root, row.target)
         if not is_ours or name in ("", ".", "..") or self.absolute(staged) != staged:
-            said = "the ledger names no file that a job stages"
-            raise NothingStagedError(errno.EINVAL, said, row.target)
+            message = "the ledger names no file that a job stages"
+            raise NothingStagedError(errno.EINVAL, message, row.target)
         return staged
 
     def withdraw(self, row: Row) -> None:

@@ -350,8 +350,8 @@ def _parsed(row: Row) -> dict[str, Any]:
 
 
 def _doubt(target: str, error: OSError) -> UnknownOutcomeError:
-    said = f"S3 did not say whether it completed the object: {error}; the next job asks again"
-    return UnknownOutcomeError(said, file=target)
+    message = f"S3 did not say whether it completed the object: {error}; the next job asks again"
+    return UnknownOutcomeError(message, file=target)
 
 
 def _code(error: OSError) -> str:

@@ -41,8 +41,8 @@ from pyiceberg.types import DecimalType, ListType, NestedField, StringType, Time
 from ags1 import MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
 from ags1.iceberg import load_catalog as load_encrypted_catalog
-from ags1.iceberg.commit.choice import commits_for
 from ags1.iceberg.commit.commits import Commits
+from ags1.iceberg.commit.connections import connection_to
 from ags1.iceberg.storage.table_folders import TableFolders
 from ags1.iceberg.storage.trust import Trust
 
@@ -104,7 +104,7 @@ def places(aws: Aws, kind: str, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def commits(places: dict[str, str], kind: str, aws: Aws) -> Commits:
-    made = commits_for(load_catalog(kind, **places))
+    made = connection_to(load_catalog(kind, **places))
     aws.requests.clear()
     return made
 
@@ -595,7 +595,7 @@ def test_a_database_of_s3_tables_is_refused(
 @pytest.mark.parametrize("kind", ["glue"], indirect=True)
 def test_the_catalog_says_whether_versions_are_archived(places: dict[str, str], aws: Aws) -> None:
     for asked in ("true", "false"):
-        commits = commits_for(load_catalog("glue", **places, **{"glue.skip-archive": asked}))
+        commits = connection_to(load_catalog("glue", **places, **{"glue.skip-archive": asked}))
         base, output = create(commits, f"db.{asked}")
         commits.commit(base, setting(a="1"), [], output)
         action, request = aws.requests[-1]

@@ -52,8 +52,8 @@ from unknown_fields import strewn, unknown_fields
 
 from ags1 import MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg.commit.base import Base
-from ags1.iceberg.commit.choice import commits_for
 from ags1.iceberg.commit.commits import Commits
+from ags1.iceberg.commit.connections import connection_to
 from ags1.iceberg.storage.trust import Trust
 from ags1.keys.manager import now_ms
 
@@ -77,7 +77,7 @@ def sql_catalog(folder: Path, *, counts_rows: bool = True, **properties: str) ->
 
 @pytest.fixture
 def commits(request: pytest.FixtureRequest, tmp_path: Path) -> Commits:
-    return commits_for(sql_catalog(tmp_path, counts_rows=getattr(request, "param", True)))
+    return connection_to(sql_catalog(tmp_path, counts_rows=getattr(request, "param", True)))
 
 
 # Of some databases it is not known whether an update has found its row.
@@ -321,7 +321,7 @@ def test_a_locked_database_is_a_conflict(tmp_path: Path) -> None:
         warehouse=f"file://{tmp_path}/warehouse",
     )
     catalog.create_namespace("db")
-    commits = commits_for(catalog)
+    commits = connection_to(catalog)
     base, output = create(commits)
     holder = sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -404,7 +404,7 @@ def test_a_plain_table_gets_its_first_key(commits: Commits) -> None:
 
 @pytest.mark.parametrize("name", ["py-io-impl", "s3.endpoint", "write.py-location-provider.impl"])
 def test_a_commit_does_not_name_code_to_run(tmp_path: Path, name: str) -> None:
-    commits = commits_for(sql_catalog(tmp_path))
+    commits = connection_to(sql_catalog(tmp_path))
     base, output = create(commits)
     change = setting(**{name: "evil.Code"})
     with pytest.raises(MetadataIntegrityError, match=name):
@@ -471,7 +471,7 @@ def test_a_log_does_not_have_other_files_deleted(commits: Commits, tmp_path: Pat
 
 def test_catalogs_that_would_lose_the_keys_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="'mine', a NoopCatalog"):
-        commits_for(NoopCatalog("mine"))
+        connection_to(NoopCatalog("mine")).check_writable()
 
 
 # -- Hive
@@ -572,7 +572,7 @@ def hive(metastore: Metastore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     client = staticmethod(lambda properties: metastore)
     monkeypatch.setattr(HiveCatalog, "_create_hive_client", client)
     retries = {"lock-check-retries": "1"}
-    return commits_for(
+    return connection_to(
         HiveCatalog("hive", uri="thrift://nowhere", warehouse=f"file://{tmp_path}", **retries)
     )
 
@@ -821,7 +821,7 @@ def server(tmp_path: Path) -> Iterator[Rest]:
 @pytest.fixture
 def rest(server: Rest) -> Commits:
     uri = f"http://127.0.0.1:{server.server_address[1]}"
-    return commits_for(load_catalog("rest", type="rest", uri=uri))
+    return connection_to(load_catalog("rest", type="rest", uri=uri))
 
 
 def test_a_rest_server_applies_the_updates(rest: Commits, server: Rest) -> None:

@@ -607,18 +607,24 @@ def test_statistics_beside_the_metadata_go_and_others_stay(tmp_path: Path) -> No
 def test_what_cannot_be_deleted_is_told(tmp_path: Path) -> None:
     class Stubborn(TableOutput):
         def delete(self, location: str) -> None:
-            if location == "b":
+            if location == b:
                 raise PermissionError(location)
             deleted.append(location)
 
     deleted: list[str] = []
     seen: list[tuple[int, int]] = []
-    expired = ExpiredFiles(data_files=("a", "b"), manifests=("c",))
+    folders = TableFolders(f"file://{tmp_path}/t/metadata/1.metadata.json")
+    a, b, c = (f"file://{tmp_path}/t/{name}" for name in "abc")
+    expired = ExpiredFiles(data_files=(a, b), manifests=(c,), folders=folders)
     failed = expired.delete(
         Stubborn(PyArrowFileIO()), progress=lambda done, total: seen.append((done, total))
     )
-    assert failed == ("b",)
-    assert sorted(deleted) == ["a", "c"]
+    assert failed == (b,)
+    assert sorted(deleted) == [a, c]
     assert seen == [(1, 3), (2, 3), (3, 3)]
-    gone = ExpiredFiles(data_files=(f"file://{tmp_path}/gone",))
+    gone = ExpiredFiles(data_files=(f"file://{tmp_path}/t/gone",), folders=folders)
     assert gone.delete(TableOutput(PyArrowFileIO())) == ()
+    # Nobody says which folders are the table's.
+    deleted.clear()
+    assert ExpiredFiles(data_files=(a, c)).delete(Stubborn(PyArrowFileIO())) == (a, c)
+    assert not deleted

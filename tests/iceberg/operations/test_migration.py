@@ -27,13 +27,13 @@ from table_maker import TableMaker, stored
 from ags1 import KeyMetadata
 from ags1.errors import FormatError, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.commit.choice import commits_for
+from ags1.iceberg.commit.connections import connection_to
 from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.journal import Journal
 from ags1.iceberg.operations.migrate import Migration, MigrationCommit
 from ags1.iceberg.operations.plaintext_files import plaintext_files
-from ags1.iceberg.pyiceberg.records import values_of
+from ags1.iceberg.pyiceberg.records import record_values
 from ags1.iceberg.read.records import ContentFile, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
@@ -106,7 +106,7 @@ def described(file: Any) -> str:
     counts = (file.value_counts, file.null_value_counts, file.nan_value_counts)
     bounds = (file.lower_bounds, file.upper_bounds)
     found = [sorted(dict(metrics or {}).items()) for metrics in (*counts, *bounds)]
-    return repr((file.record_count, values_of(file.partition), found))
+    return repr((file.record_count, record_values(file.partition), found))
 
 
 def by_id(table: pa.Table) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def new_keys(size: int = 16) -> EncryptionManager:
 def migrate(
     catalog: SqlCatalog, key_size: int = 16, **options: Any
 ) -> tuple[EncryptedTable, Migration, dict[str, Any]]:
-    commits = commits_for(catalog)
+    commits = connection_to(catalog)
     base = commits.load("db.t", Trust())
     migration = Migration(TableOutput(IO), new_keys(key_size), **options)
     commit = migration.produce(base.metadata)
@@ -196,7 +196,7 @@ def test_no_file_is_in_the_clear_once_the_old_ones_are_gone(
     catalog: SqlCatalog, tmp_path: Path
 ) -> None:
     make(catalog, 2)
-    commits = commits_for(catalog)
+    commits = connection_to(catalog)
     table, _, before = migrate(catalog)
     after = commits.load("db.t", Trust("keyA"))
     old = plaintext_files(before, after.metadata, table.files, TableFolders(after.location))
@@ -218,7 +218,7 @@ def test_files_of_other_tables_are_not_deleted(catalog: SqlCatalog, tmp_path: Pa
     plain.add_files([f"file://{other}/added.parquet"])
     table, _, before = migrate(catalog)
     assert table.scan().count() == 285
-    after = commits_for(catalog).load("db.t", Trust("keyA")).metadata
+    after = connection_to(catalog).load("db.t", Trust("keyA")).metadata
     folders = TableFolders(table.metadata_location)
     old = plaintext_files(before, after, table.files, folders)
     assert old.outside == (f"file://{other}/added.parquet",)
@@ -235,7 +235,7 @@ def test_files_of_other_tables_are_not_deleted(catalog: SqlCatalog, tmp_path: Pa
 def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None:
     make(catalog, 2)
     table, _, before = migrate(catalog)
-    after = commits_for(catalog).load("db.t", Trust("keyA")).metadata
+    after = connection_to(catalog).load("db.t", Trust("keyA")).metadata
     one = next(iter(table.scan().plan_files())).file.file_path
     forged = before | {
         "statistics": [
@@ -256,7 +256,7 @@ def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> 
     plain = make(catalog, 2)
     expected = by_id(plain.scan().to_arrow())
     count = len(list(plain.scan().plan_files()))
-    base = commits_for(catalog).load("db.t", Trust())
+    base = connection_to(catalog).load("db.t", Trust())
     rewrite, calls = executors.rewrite_file, []
 
     def dies(*arguments: Any) -> Any:
@@ -283,7 +283,7 @@ def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> 
 
 def test_the_journal_has_no_key_in_the_clear(catalog: SqlCatalog, monkeypatch: Any) -> None:
     plain = make(catalog, 2)
-    base = commits_for(catalog).load("db.t", Trust())
+    base = connection_to(catalog).load("db.t", Trust())
     migration = Migration(TableOutput(IO), new_keys())
     migration.produce(base.metadata)
     (part,) = (stored(plain.location()) / "metadata" / "migration").iterdir()
@@ -336,7 +336,7 @@ def test_a_journal_that_is_not_what_was_written_is_passed_over(
 ) -> None:
     plain = make(catalog, 2, partitioned=False)
     expected = by_id(plain.scan().to_arrow())
-    base = commits_for(catalog).load("db.t", Trust())
+    base = connection_to(catalog).load("db.t", Trust())
     first = Migration(TableOutput(IO), new_keys())
     first.produce(base.metadata)
     (part,) = (stored(plain.location()) / "metadata" / "migration").iterdir()
@@ -363,7 +363,7 @@ def test_a_journal_that_is_not_what_was_written_is_passed_over(
 
 def test_a_commit_in_between_is_not_lost(catalog: SqlCatalog) -> None:
     plain = make(catalog, 2)
-    commits = commits_for(catalog)
+    commits = connection_to(catalog)
     base = commits.load("db.t", Trust())
     migration = Migration(TableOutput(IO), new_keys())
     commit = migration.produce(base.metadata)
@@ -405,14 +405,14 @@ def test_other_branches_are_refused_unless_they_may_go(catalog: SqlCatalog) -> N
 def test_an_encrypted_table_is_refused(catalog: SqlCatalog) -> None:
     make(catalog, 2)
     _, _, _ = migrate(catalog)
-    base = commits_for(catalog).load("db.t", Trust("keyA"))
+    base = connection_to(catalog).load("db.t", Trust("keyA"))
     with pytest.raises(ValueError, match="encrypted already"):
         Migration(TableOutput(IO), new_keys()).produce(base.metadata)
 
 
 def test_nothing_is_written_by_a_plan(catalog: SqlCatalog, tmp_path: Path) -> None:
     plain = make(catalog, 2)
-    base = commits_for(catalog).load("db.t", Trust())
+    base = connection_to(catalog).load("db.t", Trust())
     before = sorted(p for p in tmp_path.rglob("*"))
     plan = Migration(TableOutput(IO), new_keys()).plan(base.metadata)
     assert sorted(p for p in tmp_path.rglob("*")) == before
@@ -436,7 +436,7 @@ def test_a_damaged_source_is_not_migrated(catalog: SqlCatalog, what: str) -> Non
         path.write_bytes(data)
     with pytest.raises(MetadataIntegrityError if what == "rows" else FormatError):
         migrate(catalog)
-    assert commits_for(catalog).load("db.t", Trust()).metadata["format-version"] == 2
+    assert connection_to(catalog).load("db.t", Trust()).metadata["format-version"] == 2
 
 
 # -- what PyIceberg does not write

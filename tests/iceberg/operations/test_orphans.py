@@ -417,7 +417,7 @@ def reached(tmp_path: Path) -> Callable[..., ReachedFiles]:
     def make(table_location: str, location: str) -> ReachedFiles:
         files = ReachedFiles(made.files, table_location)
         metadata = {"metadata-log": [{"metadata-file": location}]}
-        files.add_version(made.view_of({**made.version.json, **metadata}))
+        files.add_version(made.view_with({**made.version.json, **metadata}))
         return files
 
     return make

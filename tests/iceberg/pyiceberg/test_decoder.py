@@ -371,6 +371,34 @@ def test_nothing_is_read_beyond_the_end(data: bytes, shape: Shape, skipped: bool
         read_records(Block(data, b"", "null", "", 1), record)
 
 
+@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize("parts", [(Shape(Kind.CONSTANT),), (Shape(Kind.FIXED),)])
+def test_blocks_of_items_without_bytes_do_not_multiply(
+    parts: tuple[Shape, ...], skipped: bool
+) -> None:
+    def read(rows: list[bytes]) -> list[Any]:
+        return read_records(Block(b"".join(rows), b"", "null", "", len(rows)), record)
+
+    part = Shape(Kind.LIST, parts=parts)
+    place = -1 if skipped else 0
+    record = Shape(Kind.STRUCT, parts=(part,), places=(place,), size=1, value=type("R", (), {}))
+    assert len(read([encoded(2) + b"\0", encoded(1) + encoded(1) + b"\0"])) == 2
+    # Each block alone has no more items than bytes follow it.
+    for rows in ([encoded(9) * 9 + b"\0" * 9], [encoded(9) + b"\0"] * 9 + [b"\0"] * 9):
+        with pytest.raises(FormatError, match="more items than bytes"):
+            read(rows)
+
+
+def test_a_file_without_a_first_row_id_gives_no_entry() -> None:
+    record = Shape(
+        Kind.STRUCT, parts=(Shape(Kind.LONG),) * 2, places=(0, 1), size=2, lazy=(0,), row_id=5,
+        value=type("R", (), {}),
+    )  # fmt: skip
+    (found,) = read_records(Block(b"\2\4", b"", "null", "", 1), record)
+    with pytest.raises(ValueError, match="without a first row ID"):
+        found.encoded.entry(1, None, None, None, None)
+
+
 def test_a_block_has_not_more_records_than_bytes() -> None:
     with pytest.raises(FormatError):
         Block(b"12", b"", "null", "", 3)
@@ -384,6 +412,8 @@ def test_a_block_has_not_more_records_than_bytes() -> None:
         {"kind": Kind.STRUCT, "parts": (Shape(Kind.LONG),), "places": (1,), "size": 1},
         {"kind": Kind.STRUCT, "parts": (Shape(Kind.LONG),), "places": ()},
         {"kind": Kind.PAIRS, "parts": (Shape(Kind.LONG), "text")},
+        {"kind": Kind.LONG, "places": (0,) * 1000, "size": 1},
+        {"kind": Kind.LIST, "parts": (Shape(Kind.LONG),), "places": (0,), "size": 1},
     ],
 )
 def test_a_shape_without_sense_is_refused(wrong: dict[str, Any]) -> None:

@@ -74,6 +74,16 @@ def test_a_batch_without_columns_has_its_number_of_rows() -> None:
     assert KeptRows(BitMap64([1, 9]), 0, 5).of_batch(batch).num_rows == 4
 
 
+def test_lists_of_no_lists_need_no_offsets() -> None:
+    inner = pa.Array.from_buffers(
+        pa.list_(pa.int8()), 0, [None, None], children=[pa.array([], pa.int8())]
+    )
+    nothing = memoryview(numbers(1))[:0]
+    assert copy_offsets(nothing, numbers(0, 0), 4, bytearray(4)) == numbers(0, 0)
+    outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), inner)
+    assert KeptRows(BitMap64([1]), 0, 2).of(outer).to_pylist() == [[]]
+
+
 def test_a_bitmap_of_few_bytes_and_many_positions_takes_no_memory() -> None:
     deleted = BitMap64(range(2, 1 << 34))
     assert KeptRows(deleted, 0, 5).of(pa.array(range(5))).to_pylist() == [0, 1]
@@ -115,6 +125,7 @@ def test_a_target_that_is_too_small_or_a_wrong_size_is_refused() -> None:
         lambda: copy_bits(b"\xff", 0, 4, runs, bytearray(0)),
         lambda: copy_bits(b"\xff", 5, 4, runs, bytearray(1)),
         lambda: copy_bits(b"\xff", -1, 4, runs, bytearray(1)),
+        lambda: copy_bits(b"\xff", 2**62, 2**62, runs, bytearray(1)),
         lambda: copy_offsets(bytes(20), runs, 4, bytearray(16)),
         lambda: copy_offsets(bytes(20), runs, 5, bytearray(100)),
     ):

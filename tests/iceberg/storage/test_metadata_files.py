@@ -92,6 +92,19 @@ def test_the_version_hint_decides_and_else_the_highest_number(tmp_path: Path) ->
     assert newest() == "v2.metadata.json"
     (folder / "metadata" / "version-hint.text").write_text("77")
     assert newest() == "v10.metadata.json"
+    (folder / "metadata" / "version-hint.text").write_text("3")
+    make("3.metadata.json")
+    assert newest() == "3.metadata.json"
+    # Java looks for these names alone, and then for the versions that follow.
+    make("v3.metadata.json.gz")
+    assert newest() == "v3.metadata.json.gz"
+    make("v3.gz.metadata.json")
+    assert newest() == "v3.gz.metadata.json"
+    make("v3.metadata.json")
+    assert newest() == "v3.metadata.json"
+    make("v4.gz.metadata.json", "v5.metadata.json", "v7.metadata.json", "6.metadata.json")
+    assert newest() == "v5.metadata.json"
+    (folder / "metadata" / "version-hint.text").write_text("77")
     make("00011-aa.metadata.json")
     assert newest() == "00011-aa.metadata.json"
     make("00012-aa.gz.metadata.json")

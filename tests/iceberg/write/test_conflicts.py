@@ -38,7 +38,7 @@ from ags1.iceberg.read.records import (
     POSITION_DELETES,
     ContentFile,
 )
-from ags1.iceberg.write.conflicts import Changes, Read, columns_of, find_conflict
+from ags1.iceberg.write.conflicts import Changes, Read, filter_columns, find_conflict
 from ags1.iceberg.write.history import snapshots_since
 from ags1.iceberg.write.snapshot import FileChange, SnapshotProducer
 
@@ -183,7 +183,7 @@ def conflict(
     files: frozenset[str] = frozenset({"read"}),
 ) -> str | None:
     return find_conflict(
-        Read(parse(row_filter), files, columns_of(parse(row_filter), SCHEMA)),
+        Read(parse(row_filter), files, filter_columns(parse(row_filter), SCHEMA)),
         [changes],
         SCHEMA,
         isolation,

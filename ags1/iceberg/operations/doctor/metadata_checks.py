@@ -9,7 +9,7 @@ from typing import Any
 from ....errors import KeyMetadataError
 from ....keys.manager import Clock
 from ...commit.session import TableSession
-from ...read.statistics import statistics_of
+from ...read.statistics import list_statistics
 from ...spec.table_keys import snapshots_without_keys
 from ..deletion import GC_ENABLED, may_share_files
 from ..expire import by_id, expire
@@ -143,7 +143,7 @@ def _snapshots(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
 
 
 def _statistics(metadata: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    files = [entry for _, entry in statistics_of(metadata) if entry.get("key-id") is None]
+    files = [entry for _, entry in list_statistics(metadata) if entry.get("key-id") is None]
     if files:
         yield HealthFinding(
             "plain-statistics",

@@ -39,7 +39,7 @@ from ...commit.metadata_file import (
     print_metadata,
     stored_form,
 )
-from ...commit.session import TableSession, version_of
+from ...commit.session import TableSession, open_version
 from ...storage.locations import checked_location, normalized
 from ...storage.trust import Trust
 from ..deletion import logged_metadata
@@ -222,7 +222,7 @@ def _publish(
 def _verify(relocation: Relocation, metadata: dict[str, Any], location: str) -> None:
     """Authenticate every file of the new table. Raises MetadataIntegrityError, KmsError."""
     keys = relocation.files.keys
-    version = version_of(
+    version = open_version(
         Base(("relocated", location), metadata, location, Trust(key_id=keys.table_key_id)),
         relocation.io,
         keys.kms,

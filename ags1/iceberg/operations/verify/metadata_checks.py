@@ -31,15 +31,15 @@ def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> 
     """Add what is wrong with the metadata and its keys to ``findings``. Raises KmsUnavailableError,
     KmsAccessDeniedError and KmsConfigurationError."""
     if not table.metadata_is_confirmed:
-        said = "the metadata's schemas and list of snapshots are not authenticated: "
+        message = "the metadata's schemas and list of snapshots are not authenticated: "
         if TABLE_KEY_ID in table.pins():
-            said += (
+            message += (
                 "the catalog has no hash of this metadata.json, as after a commit of another "
                 "writer. 'ags1 table doctor' says what to do"
             )
         else:
-            said += "pass the file's expected SHA-256, or load the table from its catalog"
-        findings.add("metadata-not-pinned", said, table.metadata_location)
+            message += "pass the file's expected SHA-256, or load the table from its catalog"
+        findings.add("metadata-not-pinned", message, table.metadata_location)
     check_partition_fields(table.metadata, table.metadata_location, findings)
     _check_keys(table, findings, clock_ms)
 

@@ -24,7 +24,7 @@ from ...read.snapshots import (
     EncryptedSnapshot,
     parsed,
 )
-from ...read.statistics import read_statistics, statistics_key, statistics_of
+from ...read.statistics import list_statistics, read_statistics, statistics_key
 from .checks import TICK_SECONDS, Check, CheckKind, Tick
 from .file_index import FileIndex, SnapshotIds
 from .findings import Finding, Findings, finding_of
@@ -140,7 +140,7 @@ class TableWalk:
         """Read the manifests; yield the checks of the files that they and the metadata name."""
         yield from self._read_plaintext_manifests()
         yield from self._read_encrypted_manifests()
-        for name, entry in statistics_of(self._json):
+        for name, entry in list_statistics(self._json):
             location, ids = entry["statistics-path"], (entry["snapshot-id"],)
             try:
                 key_metadata = statistics_key(entry, self._files)

@@ -2,11 +2,11 @@ package ags1.iceberg;
 
 import ags1.iceberg.kms.KmsClients;
 import java.nio.ByteBuffer;
-import java.util.Arrays;
 import java.util.HashSet;
-import java.util.LinkedHashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.Stream;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
@@ -27,7 +27,7 @@ public final class CatalogRules {
   private static final String REQUIRE_ENCRYPTED = "encryption.require-encrypted";
   private static final String KEY_ID = TableProperties.ENCRYPTION_TABLE_KEY;
 
-  private final Set<String> trustedKeyIds = new LinkedHashSet<>();
+  private final List<String> trustedKeyIds;
   private final boolean requireEncrypted;
   private final KeyManagementClient kms;
 
@@ -40,16 +40,9 @@ public final class CatalogRules {
           "the catalog property '%s' does not exist: use '%s', '%s' or a property of the KMS, "
               + "'encryption.kms…'", name, TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED);
     }
-    String required = properties.getOrDefault(REQUIRE_ENCRYPTED, "false").toLowerCase();
-    KmsClients.refuseIf(
-        !required.matches("true|false"),
-        "the catalog property '%s' must be 'true' or 'false', not '%s'", REQUIRE_ENCRYPTED, required);
-    requireEncrypted = required.equals("true");
-    for (String keyId : properties.getOrDefault(TRUSTED_KEY_IDS, "").split(",")) {
-      if (!keyId.isBlank()) {
-        trustedKeyIds.add(keyId.strip());
-      }
-    }
+    requireEncrypted = KmsClients.flag(properties, REQUIRE_ENCRYPTED, false);
+    Stream<String> given = Stream.of(properties.getOrDefault(TRUSTED_KEY_IDS, "").split(","));
+    trustedKeyIds = given.map(String::strip).filter(id -> !id.isEmpty()).toList();
     kms = KmsClients.of(properties);
   }
 
@@ -91,7 +84,7 @@ public final class CatalogRules {
         "the table %s is encrypted, and has format version %s: encryption needs version 3",
         metadata.location(), metadata.formatVersion());
     refuseIf(
-        Arrays.asList(metadata.location().split("/")).contains(".."),
+        List.of(metadata.location().split("/")).contains(".."),
         "the metadata names %s as the table's folder, and '..' may lead out of it",
         metadata.location());
     Set<String> lists = new HashSet<>();

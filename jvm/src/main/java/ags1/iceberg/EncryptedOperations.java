@@ -5,12 +5,10 @@ import static ags1.iceberg.CatalogRules.refuseIf;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
-import java.util.Set;
 import org.apache.iceberg.DeleteFile;
 import org.apache.iceberg.ManifestContent;
 import org.apache.iceberg.ManifestFile;
@@ -40,21 +38,19 @@ import org.apache.iceberg.io.FileIO;
  * new snapshots need. If it added all, keys that somebody removed meanwhile would come back.
  */
 final class EncryptedOperations extends DelegatingOperations {
-  private static final State NO_TABLE = new State(null, Map.of(), null, null);
-
   private final CatalogRules rules;
   private final FileIO storedFiles;
-  private State state = NO_TABLE;
+  private final State noTable;
+  private volatile State state;
 
-  /** {@code keys} are those of the metadata. Without a key ID, there is no manager and no io. */
-  private record State(
-      TableMetadata metadata, Map<String, EncryptedKey> keys, CheckingManager manager, FileIO io) {
+  private record State(TableMetadata metadata, EncryptionManager manager, FileIO io) {
+    boolean isEncrypted() { return manager instanceof CheckingManager; }
 
-    private Map<String, EncryptedKey> uncommitted() {
-      Map<String, EncryptedKey> made = new HashMap<>();
-      if (manager != null) {
-        made.putAll(EncryptionUtil.encryptionKeys(manager));
-        made.keySet().removeAll(keys.keySet());
+    Map<String, EncryptedKey> uncommitted() {
+      Map<String, EncryptedKey> made =
+          new HashMap<>(isEncrypted() ? EncryptionUtil.encryptionKeys(manager) : Map.of());
+      if (metadata != null) {
+        metadata.encryptionKeys().forEach(key -> made.remove(key.keyId()));
       }
       return made;
     }
@@ -65,35 +61,22 @@ final class EncryptedOperations extends DelegatingOperations {
     this.rules = rules;
     // Asked first, while Hive's operations do not know a key: then it would encrypt.
     this.storedFiles = inner.io();
+    this.noTable = unencrypted(null);
+    this.state = noTable;
   }
 
   @Override public TableMetadata current() { return stateOf(inner.current()).metadata(); }
-
   @Override public TableMetadata refresh() { return stateOf(inner.refresh()).metadata(); }
+  @Override public FileIO io() { return state.io(); }
+  @Override public EncryptionManager encryption() { return state.manager(); }
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
-    if (base == metadata) {
-      inner.commit(base, metadata);
-      return;
-    }
     checkKeyId(base, metadata);
     if (base == null && metadata.snapshots().isEmpty()) {
       rules.checkNew(metadata);
     }
     inner.commit(base, withKeys(base, metadata));
-  }
-
-  @Override
-  public FileIO io() {
-    FileIO io = live().io();
-    return io == null ? storedFiles : io;
-  }
-
-  @Override
-  public EncryptionManager encryption() {
-    EncryptionManager manager = live().manager();
-    return manager == null ? PlaintextEncryptionManager.instance() : manager;
   }
 
   /**
@@ -115,40 +98,41 @@ final class EncryptedOperations extends DelegatingOperations {
     };
   }
 
-  private synchronized State live() { return state; }
-
   private synchronized State stateOf(TableMetadata metadata) {
     if (metadata != state.metadata()) {
-      state = metadata == null ? NO_TABLE : stateOf(metadata, state.uncommitted());
+      state = metadata == null ? noTable : stateOf(metadata, state.uncommitted());
     }
     return state;
   }
 
   /** Starts a table that will be created: its files are encrypted before its first commit. */
   private synchronized void begin(TableMetadata uncommitted) {
-    if (state.manager() == null) {
+    if (!state.isEncrypted()) {
       rules.checkNew(uncommitted);
       State begun = stateOf(uncommitted, Map.of());
-      state = new State(null, Map.of(), begun.manager(), begun.io());
+      state = new State(null, begun.manager(), begun.io());
     }
+  }
+
+  private State unencrypted(TableMetadata metadata) {
+    return new State(metadata, PlaintextEncryptionManager.instance(), storedFiles);
   }
 
   private State stateOf(TableMetadata metadata, Map<String, EncryptedKey> uncommitted) {
     String keyId = rules.keyId(metadata);
     if (keyId == null) {
-      return new State(metadata, Map.of(), null, null);
+      return unencrypted(metadata);
     }
     Map<String, EncryptedKey> keys = new LinkedHashMap<>();
     metadata.encryptionKeys().forEach(key -> keys.put(key.keyId(), key));
-    Map<String, EncryptedKey> all = new LinkedHashMap<>(keys);
-    uncommitted.forEach(all::putIfAbsent);
+    uncommitted.forEach(keys::putIfAbsent);
     int dataKeyLength =
         metadata.propertyAsInt(
             TableProperties.ENCRYPTION_DEK_LENGTH, TableProperties.ENCRYPTION_DEK_LENGTH_DEFAULT);
-    List<EncryptedKey> known = List.copyOf(all.values());
+    List<EncryptedKey> known = List.copyOf(keys.values());
     CheckingManager manager = new CheckingManager(known, keyId, dataKeyLength, rules.kms());
     FileIO guarded = GuardedFileIO.around(storedFiles, rules.requireEncrypted());
-    return new State(metadata, keys, manager, EncryptingFileIO.combine(guarded, manager));
+    return new State(metadata, manager, EncryptingFileIO.combine(guarded, manager));
   }
 
   private void checkKeyId(TableMetadata base, TableMetadata metadata) {
@@ -167,23 +151,18 @@ final class EncryptedOperations extends DelegatingOperations {
     if (rules.keyId(metadata) == null || metadata.metadataFileLocation() != null) {
       return metadata;
     }
-    State committing = stateOf(metadata, live().uncommitted());
-    TableMetadata.Builder builder = TableMetadata.buildFrom(metadata);
-    Set<String> has = new HashSet<>(committing.keys().keySet());
+    State committing = stateOf(metadata, state.uncommitted());
+    TableMetadata.Builder builder = TableMetadata.buildFrom(metadata); // adds no key twice
+    Map<String, EncryptedKey> keys = EncryptionUtil.encryptionKeys(committing.manager());
     for (Snapshot snapshot : metadata.snapshots()) {
       if (base != null && base.snapshot(snapshot.snapshotId()) != null) {
         continue;
       }
-      Map<String, EncryptedKey> all = EncryptionUtil.encryptionKeys(committing.manager());
-      EncryptedKey listKey = all.get(snapshot.keyId());
+      EncryptedKey listKey = keys.get(snapshot.keyId());
       refuseIf(
-          listKey == null || !all.containsKey(listKey.encryptedById()),
+          listKey == null || !keys.containsKey(listKey.encryptedById()),
           "the key %s of the new snapshot %s is unknown", snapshot.keyId(), snapshot.snapshotId());
-      for (EncryptedKey key : List.of(all.get(listKey.encryptedById()), listKey)) {
-        if (has.add(key.keyId())) {
-          builder.addEncryptionKey(key);
-        }
-      }
+      builder.addEncryptionKey(keys.get(listKey.encryptedById())).addEncryptionKey(listKey);
       for (ManifestFile manifest : snapshot.allManifests(committing.io())) {
         refuseIf(
             manifest.keyMetadata() == null,
@@ -195,7 +174,7 @@ final class EncryptedOperations extends DelegatingOperations {
         }
       }
     }
-    return has.size() == committing.keys().size() ? metadata : builder.build();
+    return builder.build();
   }
 
   private static void checkDeletes(ManifestFile manifest, State committing) {

@@ -1,5 +1,6 @@
 package ags1.iceberg;
 
+import ags1.iceberg.kms.KmsClients;
 import ags1.iceberg.kms.PrivateFile;
 import java.lang.reflect.InvocationHandler;
 import java.lang.reflect.InvocationTargetException;
@@ -53,10 +54,9 @@ public final class EncryptedRestCatalog extends RESTCatalog {
       Map<String, String> given = new HashMap<>(properties);
       for (String secret : List.of("token", "credential")) {
         String file = given.remove(secret + "-file");
-        if (file != null && given.put(secret, PrivateFile.credential(file)) != null) {
-          throw new IllegalArgumentException(
-              "both '" + secret + "' and '" + secret + "-file' are given: give one");
-        }
+        KmsClients.refuseIf(
+            file != null && given.put(secret, PrivateFile.credential(file)) != null,
+            "both '%s' and '%s-file' are given: give one", secret, secret);
       }
       super.initialize(name, given);
     }
@@ -80,67 +80,62 @@ public final class EncryptedRestCatalog extends RESTCatalog {
       return over(registered, identifier.name());
     }
 
+    /** Returns a builder whose results are encrypted. */
     @Override
     public TableBuilder buildTable(
         SessionContext context, TableIdentifier identifier, Schema schema) {
-      TableBuilder builder = super.buildTable(context, identifier, schema);
-      return EncryptedRestCatalog.over(builder, identifier, schema, rules);
+      TableBuilder inner = super.buildTable(context, identifier, schema);
+      Map<String, String> properties = new HashMap<>();
+      InvocationHandler handler =
+          (builder, method, arguments) -> {
+            switch (method.getName()) {
+              case "withProperty" -> properties.put((String) arguments[0], (String) arguments[1]);
+              case "withProperties" -> ((Map<?, ?>) Objects.requireNonNullElse(arguments[0], Map.of()))
+                  .forEach((name, value) -> properties.put((String) name, (String) value));
+              // In this call the server creates the table, so it is checked before.
+              case "create" -> rules.checkNew(
+                  TableMetadata.newTableMetadata(
+                      schema, PartitionSpec.unpartitioned(), identifier.toString(), properties));
+              default -> {}
+            }
+            try {
+              Object made = method.invoke(inner, arguments);
+              return made instanceof BaseTransaction begun
+                  ? over(begun)
+                  : made instanceof BaseTable created ? over(created) : builder;
+            } catch (InvocationTargetException failure) {
+              throw failure.getCause();
+            }
+          };
+      Class<?>[] types = {TableBuilder.class};
+      return (TableBuilder)
+          Proxy.newProxyInstance(TableBuilder.class.getClassLoader(), types, handler);
     }
 
     private Table over(Table table, String name) {
       return table instanceof BaseMetadataTable metadata
           ? MetadataTableUtils.createMetadataTableInstance(
-              EncryptedRestCatalog.over(metadata.table(), rules), MetadataTableType.from(name))
-          : EncryptedRestCatalog.over((BaseTable) table, rules);
+              over(metadata.table()), MetadataTableType.from(name))
+          : over((BaseTable) table);
     }
-  }
 
-  private static BaseTable over(BaseTable table, CatalogRules rules) {
-    if (table.operations() instanceof EncryptedOperations) {
-      return table;
+    private BaseTable over(BaseTable table) {
+      if (table.operations() instanceof EncryptedOperations) {
+        return table;
+      }
+      TableOperations operations = rules.over(table.operations());
+      // An unencrypted table whose scans the server plans is of another class, and stays as it is.
+      return rules.keyId(operations.current()) == null && table.getClass() != BaseTable.class
+          ? table
+          : new BaseTable(operations, table.name(), table.reporter());
     }
-    TableOperations operations = rules.over(table.operations());
-    // An unencrypted table whose scans the server plans is of another class, and stays as it is.
-    return rules.keyId(operations.current()) == null && table.getClass() != BaseTable.class
-        ? table
-        : new BaseTable(operations, table.name(), table.reporter());
-  }
 
-  /** Returns the builder with the results of its methods encrypted. */
-  private static TableBuilder over(
-      TableBuilder inner, TableIdentifier identifier, Schema schema, CatalogRules rules) {
-    Map<String, String> properties = new HashMap<>();
-    InvocationHandler handler =
-        (builder, method, arguments) -> {
-          switch (method.getName()) {
-            case "withProperty" -> properties.put((String) arguments[0], (String) arguments[1]);
-            case "withProperties" -> ((Map<?, ?>) Objects.requireNonNullElse(arguments[0], Map.of()))
-                .forEach((name, value) -> properties.put((String) name, (String) value));
-            // In this call the server creates the table, so it is checked before.
-            case "create" -> rules.checkNew(
-                TableMetadata.newTableMetadata(
-                    schema, PartitionSpec.unpartitioned(), identifier.toString(), properties));
-            default -> {}
-          }
-          try {
-            Object made = method.invoke(inner, arguments);
-            return made instanceof Transaction begun
-                ? over((BaseTransaction) begun, rules)
-                : made instanceof BaseTable created ? over(created, rules) : builder;
-          } catch (InvocationTargetException failure) {
-            throw failure.getCause();
-          }
-        };
-    Class<?>[] types = {TableBuilder.class};
-    return (TableBuilder)
-        Proxy.newProxyInstance(TableBuilder.class.getClassLoader(), types, handler);
-  }
-
-  private static Transaction over(BaseTransaction begun, CatalogRules rules) {
-    TableOperations operations = rules.over(begun.underlyingOps());
-    String name = begun.tableName();
-    return operations.current() == null
-        ? Transactions.createTableTransaction(name, operations, begun.currentMetadata())
-        : Transactions.replaceTableTransaction(name, operations, begun.currentMetadata());
+    private Transaction over(BaseTransaction begun) {
+      TableOperations operations = rules.over(begun.underlyingOps());
+      String name = begun.tableName();
+      return operations.current() == null
+          ? Transactions.createTableTransaction(name, operations, begun.currentMetadata())
+          : Transactions.replaceTableTransaction(name, operations, begun.currentMetadata());
+    }
   }
 }

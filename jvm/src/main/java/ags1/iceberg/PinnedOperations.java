@@ -1,6 +1,9 @@
 package ags1.iceberg;
 
 import static ags1.iceberg.CatalogRules.refuseIf;
+import static ags1.iceberg.EncryptedJdbcCatalog.KEY_ID;
+import static ags1.iceberg.EncryptedJdbcCatalog.LOCATION;
+import static ags1.iceberg.EncryptedJdbcCatalog.SHA256;
 
 import java.io.IOException;
 import java.io.InputStream;
@@ -30,7 +33,7 @@ final class PinnedOperations extends DelegatingOperations {
           "write.data.path", "write.metadata.path", "write.folder-storage.path",
           "write.object-storage.path");
 
-  private final JdbcPins pins;
+  private final EncryptedJdbcCatalog catalog;
   private final TableIdentifier identifier;
   // The metadata as the operations inside have it, and that of the bytes that were checked.
   private TableMetadata unchecked;
@@ -38,9 +41,10 @@ final class PinnedOperations extends DelegatingOperations {
   private boolean isConfirmed;
   private boolean isUncertain;
 
-  PinnedOperations(TableOperations plain, JdbcPins pins, TableIdentifier identifier) {
+  PinnedOperations(
+      TableOperations plain, EncryptedJdbcCatalog catalog, TableIdentifier identifier) {
     super(plain);
-    this.pins = pins;
+    this.catalog = catalog;
     this.identifier = identifier;
   }
 
@@ -69,8 +73,8 @@ final class PinnedOperations extends DelegatingOperations {
       return found == null ? null : checked;
     }
     String location = found.metadataFileLocation();
-    Map<String, String> pinned = pins.read(identifier);
-    boolean isPinned = location.equals(pinned.get(JdbcPins.LOCATION));
+    Map<String, String> pinned = catalog.pins(identifier);
+    boolean isPinned = location.equals(pinned.get(LOCATION));
     if (!isPinned) {
       TableMetadata now = inner.refresh();
       if (now != found) {
@@ -79,10 +83,10 @@ final class PinnedOperations extends DelegatingOperations {
     }
     byte[] stored = stored(location);
     refuseIf(
-        isPinned && !sha256(stored).equals(pinned.get(JdbcPins.SHA256)),
+        isPinned && !sha256(stored).equals(pinned.get(SHA256)),
         "%s is not the file that the catalog knows: somebody has changed it", location);
     TableMetadata metadata = parsed(location, stored);
-    String keyId = pinned.get(JdbcPins.KEY_ID);
+    String keyId = pinned.get(KEY_ID);
     refuseIf(
         keyId != null && !keyId.equals(metadata.properties().get(KEY)),
         "the catalog knows '%s' as the key of the table %s, but %s names %s: somebody has replaced "
@@ -100,8 +104,8 @@ final class PinnedOperations extends DelegatingOperations {
     }
     String keyId = metadata.properties().get(KEY);
     isUncertain = true; // until the transaction has ended well, and the table is read again
-    pins.inTransaction(
-        connection -> {
+    catalog.inTransaction(
+        () -> {
           inner.commit(base == null ? null : unchecked, metadata);
           String location = inner.refresh().metadataFileLocation();
           byte[] stored = stored(location);
@@ -111,14 +115,10 @@ final class PinnedOperations extends DelegatingOperations {
               "%s is not the metadata that was committed: somebody has changed it", location);
           if (keyId != null) {
             String confirmed = hasStrangeFolder(base, metadata, location) ? UNCONFIRMED : location;
-            pins.write(
-                connection, identifier,
-                Map.of(
-                    JdbcPins.KEY_ID, keyId,
-                    JdbcPins.LOCATION, confirmed,
-                    JdbcPins.SHA256, sha256(stored)));
+            catalog.setPins(
+                identifier, Map.of(KEY_ID, keyId, LOCATION, confirmed, SHA256, sha256(stored)));
           } else if (base == null) {
-            pins.remove(connection, identifier); // left over from a table of that name
+            catalog.setPins(identifier, Map.of()); // left over from a table of that name
           }
           return null;
         });

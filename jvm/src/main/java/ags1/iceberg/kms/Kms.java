@@ -7,7 +7,7 @@ import java.nio.ByteBuffer;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.TreeSet;
+import java.util.Objects;
 import org.apache.iceberg.encryption.Ciphers;
 import org.apache.iceberg.encryption.KeyManagementClient;
 import org.apache.iceberg.util.ByteBuffers;
@@ -22,8 +22,8 @@ abstract class Kms implements KeyManagementClient {
   private static final String SECRET =
       "kms\\.local\\.passphrase|kms\\.vault\\.(token|secret-id)|encryption\\.kms\\.key\\..*";
 
-  private final HashMap<String, String> named = new HashMap<>();
-  private transient Map<String, String> secret;
+  private final HashMap<String, String> serialized = new HashMap<>();
+  private transient Map<String, String> properties;
   private transient boolean isOpen;
 
   /** Takes and checks the properties; called once in each process. */
@@ -34,14 +34,12 @@ abstract class Kms implements KeyManagementClient {
   abstract byte[] unwrap(byte[] wrapped, String keyId);
 
   @Override
-  public final void initialize(Map<String, String> properties) {
-    secret = new HashMap<>();
-    properties.forEach(
-        (name, value) -> {
-          if (name.matches("(encryption\\.)?kms\\..*") && value != null && !value.isEmpty()) {
-            (name.matches(SECRET) ? secret : named).put(name, value);
-          }
-        });
+  public final void initialize(Map<String, String> given) {
+    properties = new HashMap<>(given);
+    properties.keySet().removeIf(name -> !name.matches("(encryption\\.)?kms\\..*"));
+    properties.values().removeIf(value -> value == null || value.isEmpty());
+    serialized.putAll(properties);
+    serialized.keySet().removeIf(name -> name.matches(SECRET));
     openOnce();
   }
 
@@ -59,20 +57,18 @@ abstract class Kms implements KeyManagementClient {
 
   private synchronized void openOnce() {
     if (!isOpen) {
+      properties = Objects.requireNonNullElse(properties, serialized);
       open();
       isOpen = true;
     }
   }
 
   final String get(String name, String otherwise) {
-    String hidden = secret == null ? null : secret.get(name);
-    return hidden == null ? named.getOrDefault(name, otherwise) : hidden;
+    return properties.getOrDefault(name, otherwise);
   }
 
   final boolean flag(String name, boolean otherwise) {
-    String text = get(name, String.valueOf(otherwise)).toLowerCase();
-    refuseIf(!text.matches("true|false"), "the property '%s' is not 'true' or 'false'", name);
-    return text.equals("true");
+    return KmsClients.flag(properties, name, otherwise);
   }
 
   final int number(String name, int otherwise, int maximum) {
@@ -91,9 +87,7 @@ abstract class Kms implements KeyManagementClient {
 
   /** Refuses a property that begins with {@code prefix} and is not known: it may be mistyped. */
   final void checkNames(String prefix, List<String> known) {
-    TreeSet<String> all = new TreeSet<>(named.keySet());
-    all.addAll(secret == null ? List.of() : secret.keySet());
-    for (String name : all) {
+    for (String name : properties.keySet()) {
       refuseIf(
           name.startsWith(prefix) && !known.contains(name.substring(prefix.length())),
           "the property '%s' is unknown; there are %s with %s", name, prefix, known);

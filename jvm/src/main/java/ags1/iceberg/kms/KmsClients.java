@@ -50,13 +50,18 @@ public final class KmsClients {
     }
   }
 
+  public static boolean flag(Map<String, String> properties, String name, boolean otherwise) {
+    String text = properties.getOrDefault(name, String.valueOf(otherwise)).toLowerCase(Locale.ROOT);
+    refuseIf(!text.matches("true|false"), "the property '%s' is not 'true' or 'false'", name);
+    return text.equals("true");
+  }
+
   /**
    * Remembers unwrapped keys for an hour at most, as Iceberg's encryption managers do. Each version
    * of a table's metadata has a manager of its own. The keys are not serialized.
    */
   private static final class Remembering implements KeyManagementClient {
     private static final long LIFETIME_NS = TimeUnit.HOURS.toNanos(1);
-    private static final int MAX_KEYS = 10_000;
 
     private final KeyManagementClient inner;
     private transient Map<List<Object>, ByteBuffer> keys;
@@ -70,7 +75,7 @@ public final class KmsClients {
     @Override
     public synchronized ByteBuffer unwrapKey(ByteBuffer wrapped, String keyId) {
       long now = System.nanoTime();
-      if (keys == null || keys.size() >= MAX_KEYS || now - sinceNs > LIFETIME_NS) {
+      if (keys == null || now - sinceNs > LIFETIME_NS) {
         keys = new HashMap<>();
         sinceNs = now;
       }

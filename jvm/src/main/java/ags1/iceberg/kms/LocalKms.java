@@ -11,7 +11,6 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
-import java.util.Set;
 import org.bouncycastle.crypto.generators.SCrypt;
 import org.json.JSONException;
 import org.json.JSONObject;
@@ -25,9 +24,8 @@ import org.json.JSONObject;
  * AES-256-GCM, with the first five bytes as additional data.
  */
 public final class LocalKms extends Kms {
-  private static final String PREFIX = "kms.local.";
-  private static final String PASSPHRASE = PREFIX + "passphrase";
-  private static final String PASSPHRASE_FILE = PREFIX + "passphrase-file";
+  private static final String PASSPHRASE = "kms.local.passphrase";
+  private static final String PASSPHRASE_FILE = "kms.local.passphrase-file";
   private static final byte FORMAT = 1;
   private static final int PREFIX_SIZE = 5;
   private static final int KEY_SIZE = 32;
@@ -37,10 +35,9 @@ public final class LocalKms extends Kms {
   private static final int MAX_P = 4;
   private static final long MAX_MEMORY = 512 << 20;
 
-  private transient boolean allowReadable;
   private transient Path path;
+  private transient int forbidden; // to other users
   private transient Map<String, MasterKey> keys;
-  private transient String seen;
   // The header of the protection, and the key that was derived for it.
   private transient String derivedFor;
   private transient byte[] derived;
@@ -50,10 +47,12 @@ public final class LocalKms extends Kms {
 
   @Override
   void open() {
-    checkNames(PREFIX, List.of("keyring", "passphrase", "passphrase-file"));
+    checkNames("kms.local.", List.of("keyring", "passphrase", "passphrase-file"));
     refuseBoth(PASSPHRASE, PASSPHRASE_FILE);
-    allowReadable = flag("kms.allow-readable-files", false);
-    String given = get(PREFIX + "keyring", System.getenv("AGS1_KEYRING"));
+    forbidden =
+        flag("kms.allow-readable-files", false) ? PrivateFile.WRITE : PrivateFile.READ_OR_WRITE;
+    keys = Map.of();
+    String given = get("kms.local.keyring", System.getenv("AGS1_KEYRING"));
     String folder = Objects.requireNonNullElse(System.getenv("XDG_CONFIG_HOME"), "");
     String ours = (folder.startsWith("/") ? folder : "~/.config") + "/ags1/keyring.json";
     path = PrivateFile.expanded(given == null || given.isEmpty() ? ours : given);
@@ -86,14 +85,11 @@ public final class LocalKms extends Kms {
 
   @Override public String toString() { return "the keyring " + path; }
 
-  /**
-   * Returns a master key. Before it wraps, the file is read again if it has changed; before it
-   * unwraps, if the version is missing.
-   */
+  /** Returns a master key. The file is read again before it wraps, and if a version is missing. */
   private synchronized MasterKey masterKey(String name, Long version) {
-    MasterKey key = keys == null ? null : keys.get(name);
+    MasterKey key = keys.get(name);
     if (version == null || key == null || !key.versions().containsKey(version)) {
-      refresh();
+      keys = read();
       key = keys.get(name);
     }
     KmsException.when(
@@ -106,27 +102,24 @@ public final class LocalKms extends Kms {
     return key;
   }
 
-  private void refresh() {
-    if (keys != null && Objects.equals(seen, PrivateFile.identity(path))) {
-      return;
-    }
-    PrivateFile.Content content = PrivateFile.read(path, MAX_SIZE, "keyring", allowReadable);
+  private Map<String, MasterKey> read() {
+    byte[] content = PrivateFile.read(path, MAX_SIZE, "keyring", forbidden);
     KmsException.when(
         content == null,
         "there is no keyring %s: kms.local.keyring names one, and ags1 keygen makes one", path);
     try {
-      keys = parsed(unprotected(json(content.bytes())));
+      return parsed(unprotected(json(content)));
     } catch (JSONException | ClassCastException | IllegalArgumentException damaged) {
       throw new KmsException("%s is damaged", this); // the cause may quote a key
     }
-    seen = content.identity();
   }
 
   /** Returns the object {@code keys} of a keyring. */
   private JSONObject unprotected(JSONObject document) {
     Object version = document.opt("version");
     KmsException.when(
-        !"ags1-keyring".equals(document.opt("format")) || !Set.<Object>of(1, 2).contains(version),
+        !"ags1-keyring".equals(document.opt("format"))
+            || !Arrays.<Object>asList(1, 2).contains(version),
         "%s is not a keyring of ags1, or of a version that is unknown", path);
     if (version.equals(1)) {
       KmsException.when(
@@ -156,11 +149,10 @@ public final class LocalKms extends Kms {
     int p = (Integer) protection.get("p");
     byte[] salt = base64(protection.getString("salt"));
     KmsException.when(
-        !protection.get("kdf").equals("scrypt") || protection.length() != 5
-            || n < 2 || r < 1 || p < 1 || p > MAX_P || 128L * r > MAX_MEMORY / n
-            || Integer.bitCount(n) != 1 || (r == 1 && n >= 1 << 16) || salt.length != SALT_SIZE,
+        !protection.get("kdf").equals("scrypt") || protection.length() != 5 || p > MAX_P
+            || (long) n * r > MAX_MEMORY / 128 || salt.length != SALT_SIZE,
         "%s is damaged, or somebody changed it: its scrypt parameters are out of bounds", this);
-    return SCrypt.generate(passphrase(), salt, n, r, p, KEY_SIZE);
+    return SCrypt.generate(passphrase(), salt, n, r, p, KEY_SIZE); // refuses what is too small
   }
 
   private static Map<String, MasterKey> parsed(JSONObject document) {
@@ -191,14 +183,11 @@ public final class LocalKms extends Kms {
     if (file == null) {
       return given.getBytes(UTF_8);
     }
-    PrivateFile.Content content =
-        PrivateFile.read(
-            PrivateFile.expanded(file), MAX_PASSPHRASE_SIZE, "passphrase file", allowReadable);
-    byte[] bytes = content == null ? new byte[0] : content.bytes();
-    boolean hasNewline = bytes.length > 0 && bytes[bytes.length - 1] == '\n';
-    KmsException.when(
-        bytes.length == (hasNewline ? 1 : 0),
-        "the passphrase file %s is empty, or there is none", file);
-    return Arrays.copyOf(bytes, bytes.length - (hasNewline ? 1 : 0));
+    Path path = PrivateFile.expanded(file);
+    byte[] bytes = PrivateFile.read(path, MAX_PASSPHRASE_SIZE, "passphrase file", forbidden);
+    int size = bytes == null ? 0 : bytes.length;
+    size -= size > 0 && bytes[size - 1] == '\n' ? 1 : 0;
+    KmsException.when(size == 0, "the passphrase file %s is empty, or there is none", file);
+    return Arrays.copyOf(bytes, size);
   }
 }

@@ -1,27 +1,121 @@
 package ags1.iceberg.kms;
 
+import static ags1.iceberg.kms.KmsClients.refuseIf;
 import static java.nio.charset.StandardCharsets.ISO_8859_1;
 
+import java.io.IOException;
+import java.io.InputStream;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpRequest.BodyPublishers;
+import java.net.http.HttpResponse;
+import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.security.GeneralSecurityException;
+import java.security.KeyStore;
+import java.security.cert.Certificate;
+import java.security.cert.CertificateFactory;
+import java.time.Duration;
 import java.util.Base64;
+import java.util.List;
+import java.util.Objects;
+import java.util.Set;
+import java.util.concurrent.ThreadLocalRandom;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.SSLHandshakeException;
+import javax.net.ssl.TrustManagerFactory;
+import org.json.JSONArray;
+import org.json.JSONException;
 import org.json.JSONObject;
 
 /**
  * HashiCorp Vault (and OpenBao): master keys in a transit secrets engine. A key ID is the name of a
  * key there, and a wrapped key is Vault's own text {@code vault:v1:<base64>}. An RSA key unwraps but
  * does not wrap, because whoever has its public half could wrap too.
+ *
+ * <p>Calls are repeated as by Vault's own client. No redirect is followed, because the token would
+ * be sent with it. The properties begin with {@code kms.vault.}, and are those of Python but {@code
+ * verify=false}.
  */
 public final class VaultKms extends Kms {
+  private static final String PREFIX = "kms.vault.";
+  private static final List<String> KNOWN =
+      List.of(
+          "url", "namespace", "mount-path", "ca-cert", "auth", "token", "token-file", "role-id",
+          "secret-id", "secret-id-file", "auth-mount-path", "role", "jwt-file", "verify");
+  private static final String JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+  private static final String URL =
+      "https?://(\\[[0-9A-Fa-f:.]+\\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[^?#\\s]*)?";
+  private static final String LOOPBACK =
+      "(?i)http://(localhost|.*\\.localhost|127(\\.[0-9]{1,3}){3}|\\[(0*:)+0*1\\])([:/].*)?";
   private static final String KEY_ID = "(?!.*\\.\\.)\\w(?:[\\w.-]{0,510}\\w)?";
   private static final String WRAPPED_KEY = "vault:v[0-9]{1,10}:[A-Za-z0-9+/=]{1,65536}";
+  private static final int MAX_ANSWER_SIZE = 4 << 20;
+  // 412: a replica is not yet up to date. A login with a wrong secret ID may give a 500.
+  private static final Set<Integer> TRANSIENT = Set.of(412, 429, 500, 502, 503, 504);
+  private static final long FIRST_WAIT_MS = 200;
+  private static final long MAX_WAIT_MS = 10_000;
 
-  private transient VaultServer server;
+  private transient String url;
+  private transient String namespace;
+  private transient String auth;
+  private transient int maxAttempts;
+  private transient HttpClient http;
+  private transient String token;
 
-  @Override void open() { server = new VaultServer(this); }
+  /** {@code body} is null if the answer has not the form of Vault's. */
+  private record Answer(int status, JSONObject body) {
+    JSONObject object(String name) { return body.optJSONObject(name, new JSONObject()); }
+    boolean isGood() { return body != null && (status == 200 || status == 204); }
+
+    String errors() {
+      JSONArray errors = body == null ? null : body.optJSONArray("errors");
+      return errors == null ? "" : errors.join("; ");
+    }
+
+    @Override public String toString() { return "Answer[status=" + status + "]"; }
+  }
+
+  @Override
+  void open() {
+    checkNames(PREFIX, KNOWN);
+    refuseBoth("kms.vault.token", "kms.vault.token-file");
+    refuseBoth("kms.vault.secret-id", "kms.vault.secret-id-file");
+    refuseIf(
+        !flag("kms.vault.verify", true),
+        "kms.vault.verify=false is for Python alone: name the authority in kms.vault.ca-cert");
+    url = checkedUrl();
+    String ours = Objects.requireNonNullElse(System.getenv("VAULT_NAMESPACE"), "");
+    namespace = get("kms.vault.namespace", ours);
+    auth = get("kms.vault.auth", "token");
+    refuseIf(
+        !List.of("token", "approle", "kubernetes").contains(auth),
+        "the property 'kms.vault.auth' is none of 'token', 'approle', 'kubernetes'");
+    String role = PREFIX + (auth.equals("approle") ? "role-id" : "role");
+    refuseIf(
+        !auth.equals("token") && get(role, null) == null, "the property '%s' is missing", role);
+    maxAttempts = number("kms.max-attempts", 4, 100);
+    HttpClient.Builder builder =
+        HttpClient.newBuilder()
+            .version(HttpClient.Version.HTTP_1_1)
+            .followRedirects(HttpClient.Redirect.NEVER)
+            .connectTimeout(timeout("kms.connect-timeout-ms", 3_000));
+    if (url.startsWith("http:")) {
+      builder.proxy(HttpClient.Builder.NO_PROXY); // it would see the keys
+    }
+    String authorities = get("kms.vault.ca-cert", System.getenv("VAULT_CACERT"));
+    if (authorities != null && !authorities.isEmpty()) {
+      builder.sslContext(trusting(PrivateFile.expanded(authorities)));
+    }
+    http = builder.build();
+  }
 
   @Override
   byte[] wrap(byte[] key, String keyId) {
     // Otherwise Vault would make a missing key, if the caller may. The policy may forbid to ask.
-    VaultServer.Answer asked = server.call("GET", path("keys", keyId), null, false);
+    Answer asked = call("GET", path("keys", keyId), null, false);
     if (asked.status() != 403) {
       JSONObject info = data(asked, "read the key '" + keyId + "'", keyId, true);
       if (info.optString("type").startsWith("rsa-") || info.optBoolean("derived")
@@ -30,10 +124,11 @@ public final class VaultKms extends Kms {
       }
     }
     // Vault's error may repeat the request, with the key, so it is not quoted.
-    String wrapped =
-        answered(
-            "encrypt", keyId, "plaintext", Base64.getEncoder().encodeToString(key),
-            "ciphertext", WRAPPED_KEY, "wrap a key under '" + keyId + "'", false);
+    JSONObject body = new JSONObject().put("plaintext", Base64.getEncoder().encodeToString(key));
+    String doing = "wrap a key under '" + keyId + "'";
+    Answer answer = call("POST", path("encrypt", keyId), body, true);
+    String wrapped = data(answer, doing, keyId, false).optString("ciphertext");
+    checkForm(wrapped, WRAPPED_KEY, doing);
     // Perhaps the key's type was not to be read: an AES ciphertext has 28 bytes more than the key.
     int size = wrapped.substring(wrapped.lastIndexOf(':') + 1).replace("=", "").length() * 6 / 8;
     if (size == 256 || size == 384 || size == 512) {
@@ -47,48 +142,227 @@ public final class VaultKms extends Kms {
     String text = new String(wrapped, ISO_8859_1);
     KmsException.when(
         !text.matches(WRAPPED_KEY), "the wrapped key is damaged, or was not wrapped by Vault");
-    return Base64.getDecoder()
-        .decode(
-            answered(
-                "decrypt", keyId, "ciphertext", text,
-                "plaintext", "[A-Za-z0-9+/]+={0,2}", "unwrap a key with '" + keyId + "'", true));
+    String doing = "unwrap a key with '" + keyId + "'";
+    JSONObject body = new JSONObject().put("ciphertext", text);
+    Answer answer = call("POST", path("decrypt", keyId), body, true);
+    String key = data(answer, doing, keyId, true).optString("plaintext");
+    checkForm(key, "[A-Za-z0-9+/]+={0,2}", doing);
+    return Base64.getDecoder().decode(key);
   }
 
-  /** Sends one value; returns another, which must have a form. */
-  private String answered(
-      String action, String keyId, String name, String value,
-      String asked, String form, String doing, boolean quote) {
-    JSONObject body = new JSONObject().put(name, value);
-    VaultServer.Answer answer = server.call("POST", path(action, keyId), body, true);
-    String found = data(answer, doing, keyId, quote).optString(asked);
-    if (!found.matches(form)) {
-      throw server.failure(new VaultServer.Answer(answer.status(), null), doing, false);
-    }
-    return found;
+  @Override
+  public String toString() {
+    return "Vault's " + (namespace.isEmpty() ? "" : namespace + "/") + mount("mount-path", "transit")
+        + " at " + url;
   }
 
-  private JSONObject data(VaultServer.Answer answer, String doing, String keyId, boolean quote) {
+  private String path(String action, String keyId) {
+    KmsException.when(
+        !keyId.matches(KEY_ID), "%s has no key '%s', and none can have that name", this, keyId);
+    return mount("mount-path", "transit") + "/" + action + "/" + keyId;
+  }
+
+  private JSONObject data(Answer answer, String doing, String keyId, boolean quote) {
     if (answer.isGood()) {
       return answer.object("data");
     }
     boolean isMissing = answer.status() == 404 && answer.errors().isEmpty();
     KmsException.when(
-        isMissing || answer.errors().contains("key not found"),
-        "%s has no key '%s'", server, keyId);
+        isMissing || answer.errors().contains("key not found"), "%s has no key '%s'", this, keyId);
     throw answer.errors().contains("key derivation")
         ? unfit(keyId)
-        : server.failure(answer, doing, quote);
+        : failure(answer, doing, quote);
   }
 
   private KmsException unfit(String keyId) {
     return new KmsException(
         "the key '%s' in %s does not wrap here: make a key of type aes256-gcm96 with derived=false",
-        keyId, server);
+        keyId, this);
   }
 
-  private String path(String action, String keyId) {
+  private void checkForm(String text, String form, String doing) {
+    if (!text.matches(form)) {
+      throw failure(new Answer(200, null), doing, false);
+    }
+  }
+
+  /** {@code quote} says whether Vault's text is quoted, which may repeat the request. */
+  private KmsException failure(Answer answer, String doing, boolean quote) {
+    int status = answer.status();
+    String said = answer.errors();
+    String why = quote && !said.matches("(?s).*\\b(hv[sbr]|[sbr])\\.\\w.*") ? said : "";
+    if (status == 401 || status == 403) {
+      why = "the token is wrong or has expired, or its policy does not allow it";
+    } else if (answer.body() == null) {
+      why = "it does not answer as Vault does: is it a proxy, or has it another address?";
+    } else if (said.contains("no handler for route")) {
+      why = "nothing is mounted there: see kms.vault.mount-path, auth-mount-path and namespace";
+    } else if (TRANSIENT.contains(status)) {
+      why = said.contains("is sealed") ? "it is sealed" : "it is not able to answer";
+    }
+    return new KmsException("cannot %s in %s: %s (HTTP %s)", doing, this, why, status);
+  }
+
+  /** Calls Vault. If the token has expired and {@code renews}, calls again with another one. */
+  private Answer call(String method, String path, JSONObject body, boolean renews) {
+    String used = otherToken(null);
+    Answer answer = send(method, path, used, body);
+    if (answer.status() == 403 && renews) {
+      try {
+        String other = otherToken(used);
+        return other == null ? answer : send(method, path, other, body);
+      } catch (KmsException noLogin) {
+        return answer; // a secret ID may be for one login only, and the first answer says more
+      }
+    }
+    return answer;
+  }
+
+  /** Returns a token other than {@code used}; null if there is none. */
+  private synchronized String otherToken(String used) {
+    if (Objects.equals(token, used) && (used == null || hasExpired(used))) {
+      token = auth.equals("token") ? configuredToken() : logIn();
+    }
+    return Objects.equals(token, used) ? null : token;
+  }
+
+  /** Says whether a 403 may be because of the token. Vault's text is the same for the policy. */
+  private boolean hasExpired(String used) {
+    return auth.equals("token")
+        ? !configuredToken().equals(used)
+        : send("GET", "auth/token/lookup-self", used, null).status() == 403;
+  }
+
+  private String logIn() {
+    JSONObject body = new JSONObject();
+    if (auth.equals("approle")) {
+      String file = get("kms.vault.secret-id-file", null);
+      String given = get("kms.vault.secret-id", null);
+      body.put("role_id", get("kms.vault.role-id", null));
+      body.putOpt("secret_id", file == null ? given : PrivateFile.credential(file));
+    } else {
+      body.put("role", get("kms.vault.role", null));
+      body.put("jwt", PrivateFile.credential(get("kms.vault.jwt-file", JWT_FILE)));
+    }
+    String mount = "auth/" + mount("auth-mount-path", auth);
+    Answer answer = send("POST", mount + "/login", "", body);
+    // Some versions of Vault say 500 to a wrong secret ID.
     KmsException.when(
-        !keyId.matches(KEY_ID), "%s has no key '%s', and none can have that name", server, keyId);
-    return server.mountPath() + "/" + action + "/" + keyId;
+        Set.of(400, 401, 403).contains(answer.status())
+            || answer.errors().contains("invalid secret id"),
+        "Vault at %s refused the login by %s: the role or credential is wrong or has expired, or "
+            + "nothing is mounted at %s (HTTP %s)", url, auth, mount, answer.status());
+    String given = answer.isGood() ? answer.object("auth").optString("client_token") : "";
+    if (!given.matches(PrivateFile.CREDENTIAL)) {
+      throw failure(answer, "log in by " + auth, false);
+    }
+    return given;
+  }
+
+  private String configuredToken() {
+    String file = get("kms.vault.token-file", null);
+    String given = get("kms.vault.token", System.getenv("VAULT_TOKEN"));
+    if (file != null || (given == null && Files.exists(PrivateFile.expanded("~/.vault-token")))) {
+      return PrivateFile.credential(file == null ? "~/.vault-token" : file);
+    }
+    KmsException.when(
+        given == null || !given.strip().matches(PrivateFile.CREDENTIAL),
+        "there is no token for Vault: set kms.vault.token-file or VAULT_TOKEN, or kms.vault.auth");
+    return given.strip();
+  }
+
+  private Answer send(String method, String path, String withToken, JSONObject body) {
+    String content = body == null ? "" : body.toString();
+    HttpRequest.Builder request =
+        HttpRequest.newBuilder(URI.create(url + "/v1/" + path))
+            .timeout(timeout("kms.read-timeout-ms", 10_000))
+            .header("X-Vault-Request", "true")
+            .method(method, BodyPublishers.ofString(content));
+    if (!withToken.isEmpty()) {
+      request.header("X-Vault-Token", withToken);
+    }
+    if (!namespace.isEmpty()) {
+      request.header("X-Vault-Namespace", namespace);
+    }
+    for (int attempt = 1; ; attempt++) {
+      try {
+        HttpResponse<InputStream> response =
+            http.send(request.build(), BodyHandlers.ofInputStream());
+        int status = response.statusCode();
+        boolean again = TRANSIENT.contains(status) && !(status == 500 && path.startsWith("auth/"));
+        try (InputStream answer = response.body()) {
+          if (!again || attempt == maxAttempts) {
+            return answer(status, answer.readNBytes(MAX_ANSWER_SIZE + 1));
+          }
+        }
+        // Random, so that workers that failed together do not try again together.
+        long longest = Math.min(FIRST_WAIT_MS << Math.min(attempt - 1, 16), MAX_WAIT_MS);
+        Thread.sleep(ThreadLocalRandom.current().nextLong(longest / 2, longest));
+      } catch (IOException error) {
+        boolean tls = error instanceof SSLHandshakeException;
+        if (tls || attempt == maxAttempts) {
+          throw new KmsException(
+              "Vault at %s cannot be reached, in at most %s attempts: %s", url, maxAttempts,
+              tls ? "its certificate is not trusted; kms.vault.ca-cert names that of its authority"
+                  : error.getClass().getName());
+        }
+      } catch (InterruptedException interrupted) {
+        Thread.currentThread().interrupt();
+        throw new KmsException("interrupted while Vault was asked");
+      }
+    }
+  }
+
+  private static Answer answer(int status, byte[] content) {
+    try {
+      JSONObject body = content.length == 0 && status == 204 ? new JSONObject() : json(content);
+      return new Answer(status, status <= 204 || body.has("errors") ? body : null);
+    } catch (JSONException noJson) {
+      return new Answer(status, null);
+    }
+  }
+
+  private String checkedUrl() {
+    String text = get("kms.vault.url", System.getenv("VAULT_ADDR"));
+    refuseIf( // without the text, which may hold a password
+        text == null || !text.matches(URL),
+        "the property 'kms.vault.url' (or VAULT_ADDR) is not of the form https://host:8200/path");
+    refuseIf(
+        text.startsWith("http:") && !text.matches(LOOPBACK)
+            && !flag("kms.allow-plaintext-http", false),
+        "the property 'kms.vault.url' (or VAULT_ADDR) is not https: keys would cross the network "
+            + "unencrypted; give an https address, or set 'kms.allow-plaintext-http' to 'true'");
+    return text.replaceAll("/+$", "");
+  }
+
+  private Duration timeout(String name, int otherwise) {
+    return Duration.ofMillis(number(name, otherwise, 3_600_000));
+  }
+
+  private String mount(String name, String otherwise) {
+    String path = get(PREFIX + name, otherwise).replaceAll("^/+|/+$", "");
+    refuseIf(
+        !path.matches("[\\w-][\\w.-]*(/[\\w-][\\w.-]*)*"),
+        "the property '%s%s' is not the path of a mount", PREFIX, name);
+    return path;
+  }
+
+  private static SSLContext trusting(Path authorities) {
+    try (InputStream pem = Files.newInputStream(authorities)) {
+      KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
+      store.load(null, null);
+      for (Certificate each : CertificateFactory.getInstance("X.509").generateCertificates(pem)) {
+        store.setCertificateEntry("ca" + store.size(), each);
+      }
+      TrustManagerFactory factory =
+          TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
+      factory.init(store);
+      SSLContext context = SSLContext.getInstance("TLS");
+      context.init(null, factory.getTrustManagers(), null);
+      return context;
+    } catch (IOException | GeneralSecurityException error) {
+      throw new IllegalArgumentException(
+          "cannot read certificates from " + authorities + " (kms.vault.ca-cert or VAULT_CACERT)");
+    }
   }
 }

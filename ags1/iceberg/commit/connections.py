@@ -1,4 +1,4 @@
-"""Chooses the ``Commits`` for a catalog. Only catalogs that keep a table's keys are written to."""
+"""The ``Commits`` of each kind of catalog."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from pyiceberg.catalog import Catalog
 from ..pyiceberg.catalogs import is_a
 from .commits import Commits
 from .rest import RestCommits
-
-
-def commits_for(catalog: Catalog) -> Commits:
-    """Return the object that commits to the tables of a PyIceberg catalog. Raises
-    NotImplementedError for other kinds: they could lose the keys, or one of two commits."""
-    commits = connection_to(catalog)
-    commits.check_writable()
-    return commits
 
 
 def connection_to(catalog: Catalog) -> Commits:

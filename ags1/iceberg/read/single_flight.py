@@ -1,4 +1,4 @@
-"""``Once``: values that several threads need and one of them makes."""
+"""``SingleFlight``: values that several threads need and one of them makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Once(Generic[_K, _V]):
+class SingleFlight(Generic[_K, _V]):
     """A cache that makes each value once, in the thread that first asks for it. Other threads wait
     for it."""
 
