@@ -101,9 +101,9 @@ _allow_empty = flag(
     "--allow-empty", help="Exit with 0 if there is no file to work on, and not with 9."
 )
 _spark = (master, _cores, verbose, output)
-running = grouped("how", RunOptions, *_spark)
+running = grouped("run_options", RunOptions, *_spark)
 selecting = grouped(
-    "how", RunOptions, _include, _exclude, _max_failures, _dry_run, _allow_empty, *_spark
+    "run_options", RunOptions, _include, _exclude, _max_failures, _dry_run, _allow_empty, *_spark
 )
 
 
