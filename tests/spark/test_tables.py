@@ -809,9 +809,13 @@ class TestCommands:
         assert run("spark", "migrate", *asked, "--dry-run") == planned
         code, told = run("spark", "migrate", *asked, "--delete-plaintext", "--yes")
         assert code == 0
-        assert told["plaintext_deleted"] > planned[1]["plaintext_deleted"] == 0
-        done = {"dry_run": False, "plaintext_deleted": told["plaintext_deleted"]}
-        assert {name: told[name] for name in planned[1]} == {**planned[1], **done}
+        deleted = {name: told[name] for name in ("plaintext_deleted", "metadata_deleted")}
+        assert all(deleted.values())
+        assert {name: told[name] for name in planned[1]} == {
+            **planned[1],
+            **deleted,
+            "dry_run": False,
+        }
         assert (told["plaintext_left"], told["plaintext_outside"]) == ([], [])
         assert verify_here(catalog.load_table("db.plain")).ok
         assert run("spark", "migrate", "db.plain", "--key", "other")[0] == Exit.USAGE
