@@ -8,6 +8,21 @@ cdef extern from * nogil:
     #include <sys/mman.h>
 
     #if defined(__linux__) && defined(__GLIBC__) && !defined(Py_GIL_DISABLED)
+    #include <dlfcn.h>
+    #include <gnu/libc-version.h>
+    /* Whether malloc is glibc's. With another one (jemalloc, a sanitizer), what lies before a block
+       may not be readable. */
+    static int ags1_has_glibc_malloc(void) {
+        static int known;
+        Dl_info allocator, libc;
+        if (known == 0) {
+            int found = dladdr((void *)malloc, &allocator) != 0
+                && dladdr((void *)gnu_get_libc_version, &libc) != 0;
+            known = found && allocator.dli_fbase == libc.dli_fbase ? 1 : -1;
+        }
+        return known > 0;
+    }
+
     /* glibc notes the size of a block before it, and in a bit of the size whether it is mapped. */
     static int ags1_is_mapped(const char *block) {
         size_t size;
@@ -23,7 +38,7 @@ cdef extern from * nogil:
     #if defined(__linux__) && defined(__GLIBC__) && !defined(Py_GIL_DISABLED)
         enum { HUGE_PAGE = 2 << 20 };
         uintptr_t first, end;
-        char *pin, *block = (char *)malloc(size);
+        char *pin, *block = ags1_has_glibc_malloc() ? (char *)malloc(size) : NULL;
         if (block != NULL && ags1_is_mapped(block)) {
             /* malloc maps large blocks elsewhere. Once it has got one back, it takes others of that
                size from the heap, and gives less of the heap to the kernel. */

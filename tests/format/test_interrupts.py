@@ -582,17 +582,67 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+# qemu's user mode says that madvise(MADV_WIPEONFORK) has succeeded, and does nothing.
+LYING_KERNEL = "int madvise(void *at, unsigned long size, int advice) { return 0; }"
+
+# Memory before a large block cannot be read. jemalloc sometimes gives such blocks.
+OTHER_MALLOC = """
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+enum { PAGE = 65536, LARGE = 1 << 20 };
+extern void *__libc_malloc(size_t);
+extern void *__libc_realloc(void *, size_t);
+extern void __libc_free(void *);
+static int is_large(void *block) { return block != NULL && (uintptr_t)block % PAGE == 0; }
+void *malloc(size_t size) {
+    if (size < LARGE)
+        return __libc_malloc(size);
+    int access = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS;
+    char *begin = mmap(NULL, size + 3 * PAGE, access, kind, -1, 0);
+    begin += -(uintptr_t)begin % PAGE;
+    *(size_t *)begin = size;
+    mprotect(begin + PAGE, PAGE, PROT_NONE);
+    return begin + 2 * PAGE;
+}
+void free(void *block) {
+    if (!is_large(block))
+        __libc_free(block);
+}
+void *realloc(void *block, size_t size) {
+    if (!is_large(block))
+        return __libc_realloc(block, size);
+    size_t old = *(size_t *)((char *)block - 2 * PAGE);
+    return memcpy(malloc(size), block, old < size ? old : size);
+}
+"""
+MANY = """
+import ags1
+sealed = ags1.encrypt_many([bytes(300_000)] * 50)
+print(ags1.decrypt_many(sealed) == [bytes(300_000)] * 50)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_a_kernel_that_does_not_wipe_memory_on_fork(
-    run_python: RunPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("replaced", "script", "printed"),
+    [(LYING_KERNEL, FORKED, "0"), (OTHER_MALLOC, MANY, "True")],
+    ids=["a kernel that does not wipe memory on fork", "another malloc"],
+)
+def test_parts_of_the_system_that_are_replaced(
+    run_python: RunPython,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replaced: str,
+    script: str,
+    printed: str,
 ) -> None:
-    # qemu's user mode says that madvise(MADV_WIPEONFORK) has succeeded, and does nothing.
-    source = tmp_path / "liar.c"
-    source.write_text("int madvise(void *at, unsigned long size, int advice) { return 0; }")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "liar.so", source], check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "liar.so"))
-    assert run_python(FORKED).stdout == "0\n"
+    source = tmp_path / "replaced.c"
+    source.write_text(replaced)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "replaced.so", source], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "replaced.so"))
+    assert run_python(script).stdout == f"{printed}\n"
 
 
 # ---- the parts beneath -------------------------------------------------------------------------
