@@ -68,6 +68,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 10, 10)
 
 
+not_sanitized = pytest.mark.skipif(
+    os.environ.get("AGS1_BUILD") == "sanitize",
+    reason="a sanitizer has a malloc of its own, which keeps freed memory",
+)
+
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

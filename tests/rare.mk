@@ -42,12 +42,13 @@ connect: native $(VENV)/.with-interop $(CLASSES)
 bench-peers: native $(VENV)/.with-bench $(VENV)/.with-peers
 	$(BIN)/python -m bench.compare $(BENCH)
 
-# Another kind of build lives in a copy of the tree, so that the one in place stays as it is.
-sanitize: CHECKED := LD_PRELOAD="$$(cc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
+# Another kind of build lives in a copy of the tree, so that the one in place stays as it is. Without
+# libstdc++ at the start, AddressSanitizer ends the process when Arrow throws an exception.
+sanitize: CHECKED := LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libstdc++.so)" PYTHONMALLOC=malloc \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 debug sanitize: dev
 	@rm -rf build/$@/ags1 build/$@/tests && mkdir -p build/$@
-	@tar -cf - --exclude='*.so' --exclude=__pycache__ ags1 bench include tests setup.py \
+	@tar -cf - --exclude='*.so' --exclude=__pycache__ ags1 bench docs include tests setup.py \
 		build_openssl.py pyproject.toml | tar -xf - -C build/$@
 	@echo "== compiling the extensions for $@ in build/$@"
 	@cd build/$@ && AGS1_BUILD=$@ $(NATIVE)

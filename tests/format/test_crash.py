@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import reference
-from conftest import RunPython, python_environment
+from conftest import RunPython, not_sanitized, python_environment
 
 import ags1
 from ags1 import KeyMetadata, layout
@@ -535,6 +535,7 @@ def check_memory(
 
 
 @needs_proc
+@not_sanitized
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_bounded(run_python: RunPython, tmp_path: Path, threads: int) -> None:
     # Above what a bounded stream needs, below the file.

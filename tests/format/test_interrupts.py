@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import reference
 import sources
-from conftest import RunPython
+from conftest import RunPython, not_sanitized
 
 import ags1
 from ags1 import KeyMetadata, _buffers, _gcm
@@ -625,6 +625,7 @@ print(ags1.decrypt_many(sealed) == [bytes(300_000)] * 50)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+@not_sanitized
 @pytest.mark.parametrize(
     ("replaced", "script", "printed"),
     [(LYING_KERNEL, FORKED, "0"), (OTHER_MALLOC, MANY, "True")],

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import reference
-from conftest import python_environment
+from conftest import not_sanitized, python_environment
 from reading import WAYS, Attempt
 
 import ags1
@@ -400,6 +400,7 @@ def occurrences(pid: int, secret: bytes) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="looks into /proc/PID/mem")
+@not_sanitized
 def test_a_key_is_gone_from_memory_with_its_cipher() -> None:
     control, key = os.urandom(32), os.urandom(32)
     read, write = os.pipe()
@@ -434,6 +435,7 @@ def test_a_key_is_gone_from_memory_with_its_cipher() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="looks into /proc/PID/mem")
+@not_sanitized
 def test_plaintext_that_did_not_verify_is_gone_from_memory() -> None:
     secret = os.urandom(64)
     message = bytearray(_messages.seal(bytes(16), secret))
