@@ -68,8 +68,9 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 10, 10)
 
 
+SANITIZED = os.environ.get("AGS1_BUILD") == "sanitize"
 not_sanitized = pytest.mark.skipif(
-    os.environ.get("AGS1_BUILD") == "sanitize",
+    SANITIZED,
     reason="a sanitizer has a malloc of its own, which keeps freed memory",
 )
 
