@@ -13,14 +13,16 @@ cdef extern from * nogil:
     /* Whether malloc is glibc's. With another one (jemalloc, a sanitizer), what lies before a block
        may not be readable. */
     static int ags1_has_glibc_malloc(void) {
-        static int known;
+        static int known; /* Threads may find it at the same time. */
         Dl_info allocator, libc;
-        if (known == 0) {
+        int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
+        if (answer == 0) {
             int found = dladdr((void *)malloc, &allocator) != 0
                 && dladdr((void *)gnu_get_libc_version, &libc) != 0;
-            known = found && allocator.dli_fbase == libc.dli_fbase ? 1 : -1;
+            answer = found && allocator.dli_fbase == libc.dli_fbase ? 1 : -1;
+            __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
         }
-        return known > 0;
+        return answer > 0;
     }
 
     /* glibc notes the size of a block before it, and in a bit of the size whether it is mapped. */

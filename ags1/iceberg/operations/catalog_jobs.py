@@ -142,9 +142,16 @@ def migrate(
     return _result(plan, *removal.run(before, after, removal.folders(before)))
 
 
-def _result(plan: MigrationPlan, *removed: Any) -> MigrationResult:
+def _result(
+    plan: MigrationPlan,
+    plaintext: PlaintextFiles | None = None,
+    failed: tuple[str, ...] = (),
+    metadata_deleted: int = 0,
+) -> MigrationResult:
     rewrite = plan.rewrite
-    return MigrationResult(len(rewrite.files), rewrite.size, plan.rows, plan.refs, *removed)
+    return MigrationResult(
+        len(rewrite.files), rewrite.size, plan.rows, plan.refs, plaintext, failed, metadata_deleted
+    )
 
 
 def _committed(
