@@ -49,7 +49,7 @@ final class JdbcTransactions extends JdbcClientPool {
         throw new CommitStateUnknownException(error);
       }
       return result;
-    } catch (RuntimeException failure) {
+    } catch (RuntimeException | Error failure) {
       connection.rollback();
       throw failure;
     } finally {
