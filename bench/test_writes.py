@@ -1,4 +1,4 @@
-"""Tables written, compacted, migrated, rotated and relocated."""
+"""Tables written, compacted, migrated and rotated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bench.subjects.writes import (
     Committers,
     Lake,
     PlainTable,
-    RelocatedTable,
     RotatedTable,
     SmallFiles,
     missing,
@@ -89,11 +88,3 @@ def test_rotate(benchmark: BenchmarkFixture, lake: Lake) -> None:
     table = RotatedTable(lake, FILES)
     table.check()
     benchmark(table.rotate)
-
-
-def test_relocate(benchmark: BenchmarkFixture, lake: Lake, size: int) -> None:
-    from bench.flights import BYTES_PER_FLIGHT, flights
-
-    table = RelocatedTable(lake, flights(size // BYTES_PER_FLIGHT, FILES))
-    table.check()
-    benchmark(table.relocate)

@@ -15,7 +15,6 @@ from .operations.erase import Erasure
 from .operations.expire_snapshots import Expiry
 from .operations.orphans import OrphanFiles
 from .operations.rekey import Rekeyed
-from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
 from .read.changelog_planning import ChangelogScanTask
@@ -48,7 +47,6 @@ __all__ = [
     "OrphanFiles",
     "PlainTableWarning",
     "Rekeyed",
-    "RelocationResult",
     "StatisticsBlob",
     "TableFiles",
     "TableHealth",

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import PY_CATALOG_IMPL, Catalog
@@ -49,9 +49,8 @@ from .commit.new_table import check_encryption, new_table_updates
 from .commit.outcome import after_commit
 from .commit.session import open_version
 from .commit.updates import apply_updates
-from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
+from .operations.catalog_jobs import MigrationResult, migrate
 from .operations.expire import expire_all
-from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
 from .pyiceberg.catalogs import configured_properties, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
@@ -579,47 +578,6 @@ class EncryptedCatalog(DelegatingCatalog):
             drop_refs=drop_refs,
             threads=threads,
             delete_plaintext=delete_plaintext,
-            dry_run=dry_run,
-            progress=progress,
-        )
-
-    def relocate_table(
-        self,
-        identifier: str | Identifier,
-        new_location: str,
-        *,
-        move: bool = False,
-        register_as: str | Identifier | None = None,
-        snapshots: Literal["all", "current"] = "all",
-        properties: Mapping[str, str] | None = None,
-        threads: int | None = None,
-        verify: bool = False,
-        dry_run: bool = False,
-        progress: Callable[[int, int | None], object] | None = None,
-    ) -> RelocationResult:
-        """Copy an encrypted table to another location, which may be in another storage.
-
-        Data files are copied byte by byte. Files that contain locations are written anew, with
-        fresh keys under the table's KEKs. If ``register_as`` is given, the copy is registered in
-        this catalog under that name. If ``move`` is true, every file of the copy is verified, the
-        copy becomes this table, and the files at the old location are deleted; a REST catalog
-        cannot do that. The result has the location of the copy's metadata.json. The other arguments
-        are those of ``operations.relocation.relocate.relocate``.
-
-        Raises what that raises; CommitFailedException if another writer committed to the table
-        meanwhile (run it again: the files that were copied are not copied again);
-        TableAlreadyExistsError; NotImplementedError.
-        """
-        return move_or_copy(
-            self,
-            identifier,
-            new_location,
-            move=move,
-            register_as=register_as,
-            snapshots=snapshots,
-            properties=properties,
-            threads=threads,
-            verify=verify,
             dry_run=dry_run,
             progress=progress,
         )

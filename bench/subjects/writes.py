@@ -1,4 +1,4 @@
-"""Tables written, compacted, migrated, rotated and relocated, in a SQLite catalog on this machine.
+"""Tables written, compacted, migrated and rotated, in a SQLite catalog on this machine.
 
 The peers are PyIceberg, which writes the same rows to plain tables of format version 2 with the
 same properties in the same catalog, and ``cp``.
@@ -6,7 +6,6 @@ same properties in the same catalog, and ``cp``.
 
 from __future__ import annotations
 
-import filecmp
 import functools
 import gc
 import importlib.util
@@ -35,7 +34,7 @@ NEEDED = ("numpy", "pyarrow", "pyiceberg", "pyroaring", "sqlalchemy")
 OURS = "ags1.iceberg, encrypted"
 PYICEBERG = "PyIceberg, plain"
 PYICEBERG_FSYNC = "PyIceberg, plain, then fsync of each file"
-MIGRATE, RELOCATE, ROTATE = "migrate_table", "relocate", "rotate_keys"
+MIGRATE, ROTATE = "migrate_table", "rotate_keys"
 CP, CP_FSYNC = "cp", "cp, then fsync of each file"
 APPEND = "append Arrow to a table"
 PARTITIONED, UNPARTITIONED = "16 buckets of a string", "not partitioned"
@@ -46,7 +45,6 @@ DELETE = "delete from a table of many manifests"
 UPSERT = "upsert into a table of many manifests"
 MIGRATION = "migrate a plain table"
 ROTATION = "rotate the keys of a table of many files and snapshots"
-RELOCATION = "relocate a table of many files"
 COMPACTION = "compact files of 1 MB into files of 128 MiB"
 COMPACT = "rewrite_data_files, encrypted"
 READ_AND_APPEND = "PyIceberg, plain: read to Arrow, then append"
@@ -309,59 +307,6 @@ class RotatedTable:
             raise RuntimeError("the first snapshot is not what it was")
 
 
-class RelocatedTable:
-    """An encrypted table of as many data files as ``rows`` have days."""
-
-    def __init__(self, lake: Lake, rows: pa.Table) -> None:
-        from pyiceberg.transforms import IdentityTransform
-
-        self._target = lake.folder / "elsewhere"
-        self._table = lake.create(encrypted=True)
-        with self._table.update_spec() as spec:
-            spec.add_field("day", IdentityTransform(), "by_day")
-        self._table.append(rows)
-        self._folder = _folder(self._table)
-        self.size = sum(size for size, _ in _stats(self._table).values())
-
-    def relocate(self) -> float:
-        from ags1.iceberg.operations.relocation.relocate import relocate
-
-        begin = time.perf_counter()
-        relocate(self._table, f"file://{self._target}")
-        seconds = time.perf_counter() - begin
-        shutil.rmtree(self._target)
-        return seconds
-
-    def cp(self, *, sync: bool = False) -> float:
-        begin = time.perf_counter()
-        copies.run_command(["cp", "-r", self._folder, self._target])
-        if sync:
-            for path in _files(self._target):
-                copies.sync_file(path)
-        seconds = time.perf_counter() - begin
-        shutil.rmtree(self._target)
-        return seconds
-
-    def check(self) -> None:
-        """Raise RuntimeError unless the data files are the same, byte for byte, and the rows."""
-        from ags1.iceberg.operations.relocation.relocate import relocate
-
-        result = relocate(self._table, f"file://{self._target}")
-        catalog = self._table.catalog
-        moved = catalog.register_table("db.moved", result.metadata_location)
-        files = [task.file.file_path for task in moved.scan().plan_files()]
-        if len(files) != len(list(self._table.scan().plan_files())):
-            raise RuntimeError(f"{len(files)} files are there")
-        for file in files:
-            path = Path(file.removeprefix("file://"))
-            if not filecmp.cmp(path, self._folder / path.relative_to(self._target), shallow=False):
-                raise RuntimeError(f"{path.name} is not what it was")
-        if moved.scan().count() != self._table.scan().count():
-            raise RuntimeError("the rows are not what they were")
-        catalog.drop_table("db.moved")
-        shutil.rmtree(self._target)
-
-
 class SmallFiles:
     """Tables of ``files`` data files each, encrypted and plain, whose rows are written again into
     files of ``target`` bytes, again and again."""
@@ -518,19 +463,6 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
             {MIGRATE: plain.migrate, CP: plain.cp, CP_FSYNC: lambda: plain.cp(sync=True)},
             rounds,
             size=plain.size,
-            by_best=True,
-        )
-        relocated = RelocatedTable(lake, rows)
-        relocated.check()
-        yield _contest(
-            RELOCATION,
-            {
-                RELOCATE: relocated.relocate,
-                CP: relocated.cp,
-                CP_FSYNC: lambda: relocated.cp(sync=True),
-            },
-            rounds,
-            size=relocated.size,
             by_best=True,
         )
     with scratch_folder(settings.folder, 4 * settings.table_size) as folder:

@@ -904,27 +904,6 @@ def test_erase(filled: EncryptedTable) -> None:
     assert verify_table(load()).ok
 
 
-def test_relocate_copies_registers_and_moves(filled: EncryptedTable, home: Path) -> None:
-    succeed("delete", "db.t", "id = 1")
-    place = home.parent / "there"
-    would = facts("relocate", "db.t", place, "--dry-run")
-    assert (would["copied_files"], would["metadata_location"]) == (2, None)
-    assert not place.exists()
-    copy = facts("relocate", "db.t", place, "--verify")
-    text = run("table", "scan", copy["metadata_location"], "-q", "--format", "csv").stdout
-    assert sorted(line.split(",")[0] for line in text.splitlines()[1:]) == ["2", "3", "4", "5"]
-    succeed("relocate", "db.t", home.parent / "two", "--register-as", "db.two", "--current-only")
-    assert ids("db.two") == [2, 3, 4, 5]
-    assert len(load("db.two").metadata.snapshots) == 1
-    assert "cannot be used together" in fail(
-        2, "relocate", "db.t", "/a", "--move", "--register-as", "db.x"
-    )
-    assert "/moved/metadata/" in succeed("relocate", "db.t", home.parent / "moved", "--move", "-y")
-    assert load().location().endswith("/moved")
-    assert ids() == [2, 3, 4, 5]
-    assert stored() == []
-
-
 def test_expire_by_age_number_and_id(filled: EncryptedTable) -> None:
     succeed("overwrite", "db.t", "a.parquet", "--yes")
     expire = functools.partial(facts, "expire", "db.t", "--yes")
@@ -1022,8 +1001,6 @@ ASKED = [
     (["remove-orphans"], "Delete the files of db.t that nothing needs?"),
     (["erase"], "Erase the deleted rows of db.t, with all its earlier snapshots?"),
     (["prune-keys"], "Remove the keys of db.t that nothing refers to?"),
-    (["relocate", "/"], None),
-    (["relocate", "/", "--move"], "and delete its old files?"),
     (["drop"], "Remove db.t from its catalog?"),
     (["drop", "--purge"], "Drop db.t and delete its"),
 ]
@@ -1199,7 +1176,6 @@ CHANGES = {
     "rotate": [],
     "rekey": [],
     "compact": [],
-    "relocate": ["/tmp/there"],
     "expire": ["--yes"],
     "remove-orphans": ["--yes"],
     "erase": ["--yes"],
@@ -1244,11 +1220,10 @@ def test_where_a_key_may_be_a_stranger_s_it_is_the_named_one(
 ) -> None:
     monkeypatch.setattr(LocalKms, "accepts_foreign_keys", True)
     for command, arguments in CHANGES.items():
-        if command in ("create", "migrate", "relocate", "drop"):
+        if command in ("create", "migrate", "drop"):
             continue
         assert "'other'" in fail(7, command, "db.t", *arguments, "--key", "other")
         succeed(command, "db.t", *arguments, "--key", "default")
-    succeed("relocate", "db.t", home.parent / "copy", "--key", "default")
     monkeypatch.setenv("AGS1_KMS_KEY", "default")
     succeed("append", "db.t", "a.parquet")
     succeed("drop", "db.t", "--purge", "--yes")
@@ -1385,7 +1360,6 @@ def test_no_key_is_ever_printed(
         say("erase", "--yes", *more)
         say("remove-orphans", "--older-than", "0s", "--no-other-writers", "--yes", *more)
         say("prune-keys", "--yes", *more)
-        say("relocate", home.parent / f"copy{len(more)}", *more)
         keys |= {km.encryption_key for km in data_keys()}
     say("drop", "--purge", "--yes", "--json")
     text = "".join(said) + "".join(capfd.readouterr())
@@ -1442,7 +1416,7 @@ def test_help_has_examples_and_imports_little(run_python: RunPython) -> None:
 import sys
 from ags1.cli.app import app
 try:
-    app.main(["table", "relocate", "--help"])
+    app.main(["table", "expire", "--help"])
 except SystemExit as end:
     assert not end.code
 loaded = {name.partition(".")[0] for name in sys.modules}

@@ -184,14 +184,13 @@ def test_what_does_not_look_into_files_goes_on(
     assert verify_table(table).ok
     renamed = catalog.rename_table("db.t", "db.other")
     assert catalog.table_exists("db.other")
-    catalog.relocate_table("db.other", f"file://{tmp_path}/there", register_as="db.copy")
+    catalog.register_table("db.copy", renamed.metadata_location)
     for name in ("db.other", "db.copy"):
         again = catalog.load_table(name)
         assert isinstance(again, EncryptedTable)
         assert types_of(again) == kinds
         assert rows_of(again) == expected
         assert verify_table(again).ok
-    catalog.register_table("db.again", renamed.metadata_location)
     catalog.purge_table("db.copy")
 
 
@@ -398,8 +397,7 @@ def test_variants_stay_what_they_are(
     assert rows_of(table, "*") == expected
     table.rewrite_data_files()
     table.rekey()
-    catalog.relocate_table("db.t", f"file://{tmp_path}/there", register_as="db.copy")
-    table = catalog.load_table("db.copy")
+    table = catalog.load_table("db.t")
     assert rows_of(table, "*") == expected
     assert verify_table(table).ok
     table.update_schema().add_column("w", VariantType()).commit()

@@ -319,17 +319,6 @@ def test_every_change_of_keys_keeps_the_statistics(described: EncryptedTable) ->
     assert verify_table(again).ok
 
 
-def test_statistics_move_with_their_table(
-    described: EncryptedTable, catalog: EncryptedCatalog, tmp_path: Path
-) -> None:
-    catalog.relocate_table("db.t", f"file://{tmp_path}/elsewhere", move=True)
-    moved = catalog.load_table("db.t")
-    assert isinstance(moved, EncryptedTable)
-    assert stored(moved).is_relative_to(tmp_path / "elsewhere")
-    assert payloads(moved.read_statistics()) == payloads(java_statistics())
-    assert verify_table(moved).ok
-
-
 def test_statistics_of_a_snapshot_that_others_expire(
     table: EncryptedTable, catalog: EncryptedCatalog
 ) -> None:

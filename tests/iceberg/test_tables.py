@@ -664,30 +664,6 @@ def test_no_migration_puts_partition_values_into_metadata_json(catalog: Encrypte
     assert snapshot.summary["changed-partition-count"] == "1"
 
 
-def test_no_relocation_takes_partition_values_along(
-    catalog: EncryptedCatalog, tmp_path: Path
-) -> None:
-    table = create(catalog)
-    table.append(rows(1))
-    # As Java leaves it where the table's properties ask for it.
-    path = Path(table.metadata_location.removeprefix("file://"))
-    metadata = json.loads(path.read_bytes())
-    metadata["snapshots"][0]["summary"] |= {
-        "partition-summaries-included": "true",
-        f"partitions.v={SECRET}": "added-records=1",
-    }
-    path.write_text(json.dumps(metadata))
-    unpin(catalog)
-    result = catalog.relocate_table("db.t", f"file://{tmp_path}/moved", register_as="db.moved")
-    assert result.metadata_location is not None
-    moved = json.loads(Path(result.metadata_location.removeprefix("file://")).read_text())
-    before, after = metadata["snapshots"][0]["summary"], moved["snapshots"][0]["summary"]
-    assert before.keys() - after.keys() == {
-        "partition-summaries-included",
-        f"partitions.v={SECRET}",
-    }
-
-
 @pytest.mark.parametrize("in_a_transaction", [False, True])
 def test_a_partition_field_that_is_added_again_has_its_id(
     table: EncryptedTable, in_a_transaction: bool
@@ -1195,61 +1171,6 @@ def test_nothing_in_the_clear_is_deleted_for_a_damaged_table(catalog: EncryptedC
     with pytest.raises(MetadataIntegrityError, match="no unencrypted file is deleted"):
         catalog.migrate_table("db.plain", "keyA", delete_plaintext=True)
     assert stored(catalog) == before
-
-
-def test_files_that_may_be_others_are_not_moved(table: EncryptedTable, tmp_path: Path) -> None:
-    table.append(rows(1))
-    with table.transaction() as transaction:
-        transaction.set_properties({"gc.enabled": "false"})
-    catalog = table.catalog
-    assert isinstance(catalog, EncryptedCatalog)
-    with pytest.raises(ValidationException, match=r"gc\.enabled"):
-        catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True)
-    catalog.relocate_table("db.t", f"file://{tmp_path}/copy", register_as="db.copy")
-    assert ids(catalog.load_table("db.copy")) == ids(again(table)) == [1]
-
-
-def test_a_table_is_moved_and_copied(
-    catalog: EncryptedCatalog, table: EncryptedTable, tmp_path: Path
-) -> None:
-    table.append(rows(1, 2, 3))
-    table.delete("id = 2")
-    old = Path(table.location().removeprefix("file://"))
-    catalog.relocate_table("db.t", f"file://{tmp_path}/copy", register_as="db.copy")
-    copy = catalog.load_table("db.copy")
-    copy.append(rows(4))
-    assert (ids(copy), ids(again(table))) == ([1, 3, 4], [1, 3])
-    assert copy.location() == f"file://{tmp_path}/copy"
-    result = catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True)
-    assert result.copied_files == 1
-    assert [path for path in old.rglob("*") if path.is_file()] == []
-    found = catalog.load_table("db.t")
-    found.append(rows(5))
-    assert ids(found) == [1, 3, 5]
-    assert verify_table(found).ok
-    # A writer that has the table as it was finds its files gone, until it looks again.
-    with pytest.raises(FileNotFoundError):
-        table.append(rows(6))
-    table.refresh().append(rows(6))
-    assert ids(again(table)) == [1, 3, 5, 6]
-
-
-def test_a_move_that_loses_a_race_deletes_nothing(
-    catalog: EncryptedCatalog, table: EncryptedTable, tmp_path: Path
-) -> None:
-    table.append(rows(1))
-    other = again(table)
-
-    def meanwhile(*_: object) -> None:
-        if len(again(table).snapshots()) == 1:
-            other.append(rows(2))
-
-    with pytest.raises(CommitFailedException):
-        catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True, progress=meanwhile)
-    assert ids(again(table)) == [1, 2]
-    catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True)
-    assert ids(again(table)) == [1, 2]
-    assert again(table).location() == f"file://{tmp_path}/moved"
 
 
 def test_files_are_put_under_fresh_keys(catalog: EncryptedCatalog) -> None:

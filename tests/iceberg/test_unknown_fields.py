@@ -118,24 +118,11 @@ def evolve(_: EncryptedCatalog, table: EncryptedTable, __: Path) -> EncryptedTab
     return table
 
 
-def relocate(catalog: EncryptedCatalog, table: EncryptedTable, folder: Path) -> EncryptedTable:
-    catalog.relocate_table("db.t", f"file://{folder}/there", register_as="db.copy")
-    catalog.relocate_table("db.t", f"file://{folder}/moved", move=True)
-    copied, moved = catalog.load_table("db.copy"), catalog.load_table("db.t")
-    assert isinstance(copied, EncryptedTable)
-    assert isinstance(moved, EncryptedTable)
-    assert sorted(unknown_fields(copied.view().metadata), key=repr) == sorted(
-        unknown_fields(moved.view().metadata), key=repr
-    )
-    return moved
-
-
-CHANGES: list[Change] = [append, delete, rotate, rekey, expire, evolve, relocate]
+CHANGES: list[Change] = [append, delete, rotate, rekey, expire, evolve]
 # What a change is there to take away.
 GONE = {
     "rotate": {"encryption-keys"},
     "expire": {"encryption-keys", "snapshots", "refs", "statistics", "snapshot-log"},
-    "relocate": {"encryption-keys", "metadata-log"},
 }
 
 
@@ -219,8 +206,7 @@ def test_keys_that_anything_refers_to_stay(
     assert named <= keys_of(table)
     lengths = {table.view().manager.manifest_list_key(key_id).file_length for key_id in named}
     assert lengths == {99, table.view().metadata["statistics"][-1]["file-size-in-bytes"]}
-    if change is not relocate:
-        table.prune_keys()
+    table.prune_keys()
     assert named <= keys_of(table)
     assert unused not in keys_of(table)
     assert "orphan-key" not in {f.kind for f in verify_table(table).findings}

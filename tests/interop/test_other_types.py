@@ -144,8 +144,6 @@ def test_variants_both_ways(
     table.expire_snapshots(datetime.now(timezone.utc), retain_last=1)
     assert table.prune_keys()
     table = catalog.rename_table("db.t", "db.renamed")
-    catalog.relocate_table("db.renamed", f"file:{tmp_path}/there", register_as="db.copy")
-    table = catalog.load_table("db.copy")
     assert isinstance(table, EncryptedTable)
     assert javas_rows(spark, table) == rows
     assert verify_table(table).ok

@@ -1,4 +1,4 @@
-"""The commands ``ags1 table migrate|rotate|rekey|compact|relocate|expire|prune-keys``."""
+"""The commands ``ags1 table migrate|rotate|rekey|compact|expire|prune-keys``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import click
 from ..console import Output
 from ..exits import Command, Exit
 from ..kms.options import NewMasterKey, target
-from ..options import confirm, flag, output, pairs, yes
-from ..report import progress_line
+from ..options import confirm, flag, output, yes
 from ..results import TableResult
 from . import compacting, migrating, options, rekeying
 from .catalogs import ChangedCatalog
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.operations.rekey import Rekeyed
-    from ...iceberg.operations.relocation.relocate import RelocationResult
 
 _exposed = flag(
     "--exposed",
@@ -53,22 +51,6 @@ class _Rotated(TableResult):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rewrapped(_Rotated):
     PARTS: ClassVar = ("rewrapped under {key_id}", *_Rotated.PARTS[1:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Relocated(TableResult):
-    """A copy of a table, or the table that was moved. ``now_at`` is where its metadata is, or its
-    folder after a dry run."""
-
-    move: bool
-    registered_as: str | None
-    now_at: str
-    done: RelocationResult
-    PARTS: ClassVar = (
-        "{copied_files:file} of {copied_size:byte} copied to {now_at}",
-        "{rewritten_files:file} rewritten",
-        "{found_files:file} copied before",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,86 +223,6 @@ def compact(
     return compact_and_report(table_options, asked, threads, out)
 
 
-@click.command(cls=Command, short_help="Copy or move a table to another location.")
-@options.changing()
-@click.argument("new_location", metavar="NEW_LOCATION")
-@flag(
-    "--move",
-    help="When all of the copy is verified, make it this table and delete the old files. The "
-    "command asks first.",
-)
-@click.option(
-    "--register-as", metavar="NAME", help="Register the copy in the catalog as the table NAME."
-)
-@flag("--current-only", help="Copy only the current snapshot.")
-@flag("--verify", help="Authenticate every file of the copy.")
-@pairs(
-    "--to-io-property",
-    "to_io_properties",
-    example=options.IO_EXAMPLE,
-    help="A property of PyIceberg's FileIO for the new location; may be repeated.  [default: that "
-    "of the old location]",
-)
-@options.threads
-@options.dry_run("Print what would be copied.")
-@yes
-@output
-def relocate(
-    table_options: TableOptions,
-    new_location: str,
-    move: bool,
-    register_as: str | None,
-    current_only: bool,
-    verify: bool,
-    to_io_properties: dict[str, str],
-    threads: int | None,
-    dry_run: bool,
-    yes: bool,
-    out: Output,
-) -> None:
-    """Copy or move a table to another location, which may be in another storage.
-
-    Data files are copied byte by byte and keep their keys. Files that name other files are
-    rewritten. Without --move and --register-as, the copy is in no catalog; the output says where
-    its metadata.json is. If a run was interrupted, repeat the command: it continues the run.
-
-    Examples:
-      ags1 table relocate db.flights s3://other/db/flights --catalog prod --move --yes
-      ags1 table relocate db.flights /backup/flights --catalog prod --current-only --verify
-      ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
-    """
-    if move and register_as is not None:
-        raise click.UsageError("--move and --register-as cannot be used together")
-    opened = ChangedCatalog(table_options)
-    opened.load()  # to be sure that it is under the key that was named
-    if move and not dry_run:
-        question = f"Move {opened.identifier} to {new_location} and delete its old files?"
-        confirm(question, yes=yes)
-    with progress_line(opened.identifier, out) as progress:
-        done = opened.catalog.relocate_table(
-            opened.identifier,
-            new_location,
-            move=move,
-            register_as=register_as,
-            snapshots="current" if current_only else "all",
-            properties={**table_options.io_properties, **to_io_properties}
-            if to_io_properties
-            else None,
-            threads=threads,
-            verify=verify or move,
-            dry_run=dry_run,
-            progress=progress,
-        )
-    _Relocated(
-        table=opened.identifier,
-        dry_run=dry_run,
-        move=move,
-        registered_as=register_as,
-        now_at=done.metadata_location or done.location,
-        done=done,
-    ).show(out)
-
-
 @click.command(cls=Command)
 @options.changing()
 @click.option(
@@ -428,4 +330,4 @@ def prune_keys(table_options: TableOptions, dry_run: bool, yes: bool, out: Outpu
     _Pruned(table=name, dry_run=dry_run, key_ids=removed).show(out)
 
 
-COMMANDS = (migrate, rotate, rekey, compact, relocate, expire, prune_keys)
+COMMANDS = (migrate, rotate, rekey, compact, expire, prune_keys)

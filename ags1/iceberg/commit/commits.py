@@ -208,14 +208,6 @@ class Commits:
         lost, and as ``commit``."""
         raise NotImplementedError
 
-    def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
-        """Make the metadata.json of a copy the table's current one. ``output`` reads it. Raises as
-        ``commit``, and NotImplementedError if the catalog writes the metadata itself."""
-        raise NotImplementedError(
-            f"{self.catalog.name!r} writes its tables' metadata itself, so a table of it cannot be "
-            "moved to other files: register the copy under another name"
-        )
-
     def register(self, identifier: str | Identifier, location: str, output: TableOutput) -> None:
         """Register the metadata.json at ``location`` as a table. ``output`` reads it. Raises
         TableAlreadyExistsError, NoSuchNamespaceError and MetadataIntegrityError."""

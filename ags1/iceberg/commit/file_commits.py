@@ -122,20 +122,8 @@ class FileCommits(Commits, ABC):
         self._try(after, staged, output, lambda sent: self._insert(name, staged, sent))
         return after
 
-    def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
-        staged = self._read(location, output.io, base)
-        check_requirements(
-            staged.metadata, [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}]
-        )
-        self._refuse_redirection(staged.metadata, base.config, base.location)
-        check_still_encrypted(base.metadata, staged.metadata, None)
-        if self._names_foreign_folder(replace(base, location=location), staged.metadata, []):
-            staged = replace(staged, is_confirmed=False)
-        self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
-        return self._after(base, staged)
-
     def register(self, identifier: str | Identifier, location: str, output: TableOutput) -> None:
-        staged = self._read(location, output.io, None)
+        staged = self._read(location, output.io)
         self._refuse_redirection(staged.metadata, TableConfig(), location)
         self._insert(Catalog.identifier_to_tuple(identifier), staged, Event())
 
@@ -198,12 +186,12 @@ class FileCommits(Commits, ABC):
         """Return whether the catalog may still carry out a request that ended in ``error``,
         although ``_current_location`` does not show it yet. ``is_new``: it was for a new table."""
 
-    def _read(self, location: str, io: FileIO, base: Base | None) -> Staged:
-        """Return metadata that was written earlier. ``base`` is None for a new table."""
+    def _read(self, location: str, io: FileIO) -> Staged:
+        """Return metadata that was written earlier, for a new table."""
         with io.new_input(location).open() as stream:
             sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
-        metadata = read_metadata(io, location, Trust(base.trust.key_id if base else None, sha256))
-        return self._staged(metadata, location, print_metadata(metadata), sha256, base)
+        metadata = read_metadata(io, location, Trust(None, sha256))
+        return self._staged(metadata, location, print_metadata(metadata), sha256, None)
 
     def _write(
         self, metadata: dict[str, Any], location: str, output: TableOutput, base: Base | None

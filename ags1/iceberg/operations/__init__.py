@@ -1,1 +1,1 @@
-"""Work on whole tables: verify, expire, rekey, compact, erase, find orphans, migrate, relocate."""
+"""Work on whole tables: verify, expire, rekey, compact, erase, find orphans, migrate."""

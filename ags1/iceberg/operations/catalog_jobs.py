@@ -1,6 +1,6 @@
-"""Work on whole tables of a catalog: encrypt an unencrypted table, copy or move an encrypted one.
+"""Encrypt an unencrypted table of a catalog.
 
-``migrate`` and ``relocate`` make the new files. This module commits them to the catalog.
+``Migration`` makes the new files. This module commits them to the catalog.
 """
 
 from __future__ import annotations
@@ -8,20 +8,18 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
-    ValidationException,
 )
-from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 
-from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
+from ...errors import KmsConfigurationError, MetadataIntegrityError
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager, now_ms
 from ...kms.client import KmsClient
@@ -39,11 +37,10 @@ from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
 from ..write.executors import RewriteExecutor, RewriteThreads
-from .deletion import GC_ENABLED, delete_files, logged_metadata, may_share_files
+from .deletion import delete_files, logged_metadata
 from .meter import Meter, Progress
 from .migrate import Migration, MigrationPlan
 from .plaintext_files import PlaintextFiles, check_owns_files, plaintext_files
-from .relocation.relocate import RelocationResult, relocate
 from .verify import verify_table
 from .verify.findings import Severity, TableVerification
 
@@ -262,53 +259,3 @@ class _PlaintextRemoval:
         """Return the table's folders, as far as its catalog confirms ``base``."""
         properties = self.catalog.commits().catalog.properties
         return TableFolders.of(base.metadata, base.location, base.trust, properties)
-
-
-def move_or_copy(
-    catalog: JobCatalog,
-    identifier: str | Identifier,
-    new_location: str,
-    *,
-    move: bool,
-    register_as: str | Identifier | None,
-    properties: Mapping[str, str] | None,
-    verify: bool,
-    **options: Any,
-) -> RelocationResult:
-    """Copy an encrypted table to another location. ``EncryptedCatalog.relocate_table`` documents
-    the arguments and the errors. ``options`` are those of ``relocate``."""
-    if move and register_as is not None:
-        raise ValueError("move and register_as cannot be used together")
-    table = catalog.load_table(identifier)
-    if not isinstance(table, TableSession):
-        raise NotEncryptedError(
-            "the table is not encrypted, and only encrypted tables can be relocated: migrate it "
-            "first"
-        )
-    if move and may_share_files(table.properties):
-        raise ValidationException(
-            f"the table cannot be moved: its property {GC_ENABLED!r} is not true, so other tables "
-            "may have its files too. Copy it instead"
-        )
-    commits = catalog.commits()
-    folders = table.folders
-    result = relocate(
-        table,
-        new_location,
-        properties=properties,
-        # A move deletes the old files, so the new table must be intact.
-        verify=verify or move,
-        **options,
-    )
-    if result.metadata_location is None:
-        return result
-    files = table.files
-    new_properties = files.properties if properties is None else dict(properties)
-    output = TableOutput(load_file_io(new_properties, result.metadata_location))
-    if register_as is not None:
-        commits.register(register_as, result.metadata_location, output)
-    if move:
-        old = TableOutput(files.inner, files.location_map)
-        commits.repoint(table.version.base, result.metadata_location, output)
-        delete_files(result.old_files, old, folders)
-    return result

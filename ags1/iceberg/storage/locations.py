@@ -8,9 +8,9 @@ Iceberg's metadata names each file by its location, a URI or a path. One file ha
     s3a://bucket/t/a  s3, bucket/t/a     bucket/t/a            s3, bucket, t/a
     s3://bucket/a?b   s3, bucket/a?b     bucket/a?b            None: "?" may end the path
 
-There are three forms because a mistake costs something else in each case:
+``normalized`` depends on the text alone. The other two answer questions, and a mistake costs
+something else in each case:
 
-- ``normalized`` says where a file goes when its table is relocated. It depends on the text alone.
 - ``file_identity`` says which files are still needed. If in doubt, two files are one, and it stays.
 - ``unambiguous`` says which files may be deleted. If in doubt, the file is nowhere, and it stays.
 """
@@ -136,22 +136,6 @@ class FileNames:
 # -- where a table is
 
 
-def checked_location(location: str) -> str:
-    """Return a table's location in the form for metadata. Raises ValueError if it is invalid."""
-    path = normalized(location).path
-    if "\0" in location or not path.strip("/"):
-        raise ValueError(f"{location!r} cannot be a table's location: give a folder")
-    if {".", ".."} & set(path.split("/")):
-        raise ValueError(f"the location {location!r} must not contain '.' or '..'")
-    stripped = location.rstrip("/")
-    if ":" in stripped.partition("/")[0]:
-        return stripped
-    if not location.startswith("/"):
-        raise ValueError(f"{location!r} depends on the current folder: give the whole path")
-    # A reader with another default file system would look for a bare path there.
-    return f"file://{stripped}"
-
-
 def leads_up(location: str) -> bool:
     """Return whether a location has ``..`` as a part of its path."""
     return ".." in normalized(location).path.split("/")
@@ -171,23 +155,6 @@ def may_be_one_folder(one: str, other: str) -> bool:
 
     pairs = zip(parts(one), parts(other), strict=True)
     return all(None in pair or pair[0] == pair[1] for pair in pairs)
-
-
-def are_nested(one: str, other: str) -> bool:
-    """Return whether one of two locations is inside the other. A location is not inside itself."""
-    (scheme, path), (other_scheme, other_path) = normalized(one), normalized(other)
-    path, other_path = f"{path.rstrip('/')}/", f"{other_path.rstrip('/')}/"
-    return (
-        scheme == other_scheme
-        and path != other_path
-        and (path.startswith(other_path) or other_path.startswith(path))
-    )
-
-
-def real_location(location: str) -> str:
-    """Return a location with links followed, if it is on a local file system."""
-    scheme, path = normalized(location)
-    return f"file://{os.path.realpath('/' + path)}" if scheme == "file" else location
 
 
 def mapped_location(location: str, location_map: Mapping[str, str]) -> str:

@@ -50,7 +50,7 @@ def snapshots_since(start: EncryptedSnapshot | None, view: TableView) -> list[En
     # In damaged metadata, snapshots may be each other's parents.
     most = len(view.parsed.snapshots)
     for snapshot in itertools.islice(ancestors_of(view.snapshot, view.parsed), most):
-        # If a table was moved, its snapshots have their old IDs, but other files.
+        # A copy of a table has the same snapshot IDs, but other files.
         if start is not None and snapshot.snapshot_id == start.snapshot_id:
             if snapshot.manifest_list == start.manifest_list:
                 return newer

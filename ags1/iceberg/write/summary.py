@@ -132,15 +132,6 @@ _RESERVED = frozenset(
 )
 
 
-def without_partitions(summary: Mapping[str, str]) -> dict[str, str]:
-    """Return a summary without the summaries of partitions, which other writers may have added."""
-    return {
-        name: value
-        for name, value in summary.items()
-        if name != _PARTITIONS_INCLUDED and not name.startswith(_PARTITION)
-    }
-
-
 def _totals(computed: Mapping[str, str], previous: Mapping[str, str] | None) -> dict[str, str]:
     totals = {}
     for name, adding, removing in _TOTALS:

@@ -394,10 +394,6 @@ def test_our_commit_does_not_confirm_a_folder_that_somebody_put_into_the_metadat
         assert not after.trust.confirms_metadata
         own = TableFolders.of(after.metadata, after.location, after.trust, {})
         assert not own.has(f"{elsewhere}/data/a.parquet")
-    copy = ours.location.rpartition("/")[0] + "/00003-copy.metadata.json"
-    path_of(copy).write_bytes(path_of(ours.location).read_bytes())
-    ours = commits.repoint(ours, copy, output)
-    assert not commits.load("db.t", Trust()).trust.confirms_metadata
     # Who sets it means it.
     update: dict[str, Any] = {"action": "set-location", "location": elsewhere}
     updates = [update] if name == "location" else setting(**{name: elsewhere})

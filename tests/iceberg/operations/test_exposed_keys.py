@@ -304,7 +304,6 @@ def test_nothing_else_reads_plaintext_manifests(catalog: EncryptedCatalog) -> No
         lambda: table.rekey(),
         lambda: table.scan().count(),
         lambda: table.inspect.files(),
-        lambda: catalog.relocate_table("db.t", f"{table.location()}-2"),
     ):
         with pytest.raises(NotEncryptedError, match="no key for this manifest"):
             work()

@@ -15,7 +15,6 @@ from iceberg_tables import CORPUS_TABLES, JAVA_LOCATION, memory_kms
 
 from ags1.errors import AuthenticationError, MissingFileLengthError
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.operations.relocation.relocate import relocate
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.operations.verify.findings import Severity
 
@@ -43,15 +42,11 @@ def test_the_rows_are_read_where_the_size_of_the_files_is_trusted() -> None:
     assert not [finding for finding in found.findings if finding.severity != Severity.NOTE]
 
 
-def test_it_cannot_be_written(tmp_path: Path) -> None:
+def test_it_cannot_be_written() -> None:
     table = opened(trust_file_size=True)
     rows = table.scan().to_arrow()
     with pytest.raises(NotImplementedError):
         table.append(rows)
-    # Its manifests would get lengths, and nobody could see any more that one had been cut.
-    with pytest.raises(NotImplementedError, match="trust_file_size"):
-        relocate(table, f"file:{tmp_path}/copy")
-    assert not (tmp_path / "copy").exists()
 
 
 def test_what_is_cut_within_a_block_is_still_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -123,126 +122,6 @@ def expire_all_but_one(table: EncryptedTable) -> Any:
 
 def files_in(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
-
-
-# -- a table is moved
-
-
-def test_a_move_deletes_nothing_that_only_the_metadata_calls_the_tables(lake: Warehouse) -> None:
-    table, other = lake.create("t"), lake.create("other")
-    precious = lake.strangers_file()
-    own = files_in(lake.folder_of("t"))
-
-    def change(metadata: dict[str, Any]) -> None:
-        metadata["location"] = f"file://{lake.folder}"
-        for location in (f"file://{precious}", other.metadata_location):
-            metadata["metadata-log"].append(
-                {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": location}
-            )
-
-    lake.forge(table, change)
-    new = lake.folder.parent / f"{lake.folder.name}-new"
-    result = lake.catalog.relocate_table("db.t", f"file://{new}", move=True)
-    assert precious.exists()
-    assert count(lake.load("other")) == 10
-    assert {f"file://{precious}", other.metadata_location} <= set(result.old_files_outside)
-    # The rest of the table did go.
-    assert count(lake.load("t")) == 10
-    assert not any(path.exists() for path in own)
-
-
-def test_a_move_leaves_a_table_whose_snapshots_were_grafted(lake: Warehouse) -> None:
-    table, other = lake.create("t"), lake.create("other", range(100, 200))
-    lake.forge(table, graft(other))
-    before = files_in(lake.folder_of("other"))
-    result = lake.catalog.relocate_table("db.t", f"file://{lake.folder}/new", move=True)
-    assert files_in(lake.folder_of("other")) == before
-    assert len(result.old_files_outside) == 3
-    assert count(lake.load("other")) == 100
-
-
-def test_strangers_files_are_not_copied_as_statistics(lake: Warehouse) -> None:
-    table = lake.create("t")
-    secret = lake.strangers_file("PRIVATE KEY")
-    beside = lake.folder_of("t") / "metadata" / "notes"
-    beside.write_text("not statistics")
-    pipe = beside.with_name("pipe")
-    os.mkfifo(pipe)
-    good = beside.with_name("1.stats")
-    good.write_bytes(b"PFA1 good")
-    named = [secret, beside, pipe, good]
-    snapshot_id = table.metadata.current_snapshot_id
-    assert snapshot_id is not None
-    lake.forge(
-        table,
-        lambda m: m.update(
-            {"statistics": [statistics(snapshot_id, p, p.lstat().st_size) for p in named]}
-        ),
-    )
-    result = lake.catalog.relocate_table("db.t", f"file://{lake.folder}/public")
-    assert result.dropped_statistics == tuple(f"file://{path}" for path in named[:3])
-    copied = files_in(lake.folder / "public")
-    assert {p.name for p in copied if p.suffix == ".stats"} == {"1.stats"}
-    assert not [p for p in copied if b"PRIVATE KEY" in p.read_bytes()]
-
-
-def test_a_move_onto_the_table_itself_deletes_nothing(lake: Warehouse) -> None:
-    table = lake.create("t", range(10), range(10, 20))
-    (lake.folder / "alias").symlink_to(lake.folder_of("t").parent)
-    before = files_in(lake.folder_of("t"))
-    with pytest.raises(ValueError, match="under another name"):
-        lake.catalog.relocate_table("db.t", f"file://{lake.folder}/alias/t", move=True)
-    with pytest.raises(ValueError, match="within"):
-        lake.catalog.relocate_table("db.t", f"file://{lake.folder}/alias/t/new", move=True)
-    assert files_in(lake.folder_of("t")) == before
-    assert lake.load("t").metadata_location == table.metadata_location
-    assert count(lake.load("t")) == 20
-
-
-@pytest.mark.parametrize("plant", [os.symlink, os.link])
-def test_a_move_takes_no_link_for_a_copy(lake: Warehouse, plant: Callable[..., None]) -> None:
-    lake.create("t")
-    source = next((lake.folder_of("t") / "data").iterdir())
-    new = lake.folder / "new"
-    (new / "data").mkdir(parents=True)
-    plant(source, new / "data" / source.name)
-    with pytest.raises(FileExistsError, match="link"):
-        lake.catalog.relocate_table("db.t", f"file://{new}", move=True)
-    (new / "data" / source.name).unlink()
-    (new / "data").rmdir()
-    (new / "data").symlink_to(source.parent)
-    with pytest.raises(FileExistsError, match="link"):
-        lake.catalog.relocate_table("db.t", f"file://{new}", move=True)
-    assert count(lake.load("t")) == 10
-
-
-def test_a_move_leaves_what_a_link_leads_to(lake: Warehouse) -> None:
-    lake.create("t")
-    data = lake.folder_of("t") / "data"
-    elsewhere = lake.folder / "elsewhere"
-    data.rename(elsewhere)
-    data.symlink_to(elsewhere)
-    before = files_in(elsewhere)
-    result = lake.catalog.relocate_table("db.t", f"file://{lake.folder}/new", move=True)
-    assert files_in(elsewhere) == before
-    assert {path_of(f).name for f in result.old_files_outside} >= {f.name for f in before}
-    assert count(lake.load("t")) == 10
-
-
-def test_a_link_is_not_copied_as_statistics(lake: Warehouse) -> None:
-    table = lake.create("t")
-    snapshot = table.current_snapshot()
-    assert snapshot is not None
-    precious = lake.strangers_file("PAR1 precious")
-    planted = lake.folder_of("t") / "metadata" / "1.stats"
-    planted.symlink_to(precious)
-    lake.forge(
-        table,
-        lambda m: m.update(statistics=[statistics(snapshot.snapshot_id, planted, size=13)]),
-    )
-    result = lake.catalog.relocate_table("db.t", f"file://{lake.folder}/new")
-    assert result.dropped_statistics == (f"file://{planted}",)
-    assert not [f for f in files_in(lake.folder / "new") if b"precious" in f.read_bytes()]
 
 
 # -- a plain table is encrypted
@@ -805,15 +684,3 @@ def test_metadata_goes_where_the_catalog_says(tmp_path: Path) -> None:
     table.append(rows(range(2)))
     assert path_of(table.metadata_location).parent == tmp_path / "all"
     lake.catalog.close()
-
-
-def test_a_moved_table_has_its_home_where_it_was_moved_to(lake: Warehouse) -> None:
-    lake.create("t", range(10), range(10, 20))
-    lake.catalog.relocate_table("db.t", f"file://{lake.folder}/new", move=True)
-    table = lake.load("t")
-    table.append(rows(range(2)))
-    assert path_of(table.metadata_location).parent == lake.folder / "new" / "metadata"
-    assert table.folders.has(f"file://{lake.folder}/new/data/x")
-    assert not table.folders.has(f"file://{lake.folder_of('t')}/data/x")
-    lake.catalog.purge_table("db.t")
-    assert not files_in(lake.folder / "new")

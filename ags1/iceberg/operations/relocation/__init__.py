@@ -1,1 +1,0 @@
-"""Copies an encrypted table to another location. Begin with ``relocate``."""
