@@ -52,8 +52,8 @@ def read_table(
 
     ``table`` is the table's name in a catalog or the location of its metadata.json. ``options`` are
     those of the data source "ags1-iceberg", without secrets. The other arguments are its options
-    ``columns``, ``filter`` (see ``iceberg_source.filters``), ``snapshot-id`` and ``branch``. The
-    columns come in the table's order.
+    ``columns``, ``filter`` (in PyIceberg's grammar), ``snapshot-id`` and ``branch``. The columns
+    come in the table's order.
 
     Files and row groups without matching rows are not read. The DataFrame has the rows of the
     snapshot that is current now, however often and however late it is used. Spark estimates its

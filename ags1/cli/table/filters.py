@@ -15,22 +15,19 @@ def parsed_filter(table: Table, text: str | None, option: str, *, of_scan: bool 
     refused: it is a shell's variable that is not set. The filter of a scan may name metadata
     columns. Raises click.UsageError, with the ``option``'s name, if it is not a filter, or names a
     column that the table does not have."""
-    from pyiceberg.expressions.parser import parse
     from pyiceberg.expressions.visitors import bind
 
+    from ...iceberg.pyiceberg.expressions import parse_filter
     from ...iceberg.read.metadata_columns import filtered_schema
     from ...iceberg.table import EncryptedTable
 
     try:
-        expression = parse("true" if text is None else text)
+        expression = parse_filter("true" if text is None else text)
         schema = table.schema()
         if of_scan and isinstance(table, EncryptedTable):
             schema = filtered_schema(schema, expression)
         bind(schema, expression, case_sensitive=True)
     except Exception as error:
-        position = getattr(error, "loc", None)  # pyparsing's
         reason = " ".join(str(error).split())
-        if position is not None:
-            reason = f"PyIceberg does not understand it from character {position + 1} on"
         raise click.UsageError(f"{option} {text!r}: {reason}") from None
     return expression

@@ -14,9 +14,9 @@ from ..operations.rekey import Rekeyed
 from ..operations.verify import verify_table
 from ..operations.verify.findings import TableVerification
 from ..pyiceberg.catalogs import configured_properties
-from ..pyiceberg.expressions import BooleanRewriter
+from ..pyiceberg.expressions import parse_filter
 from ..read.filters import bound_filter
-from ..read.metadata_columns import METADATA_NAMES, filtered_schema
+from ..read.metadata_columns import METADATA_NAMES
 from ..read.records import ContentFile
 from ..table import EncryptedTable, open_table
 from .executors import FileChecks, FileRewrites
@@ -25,7 +25,6 @@ from .write import WriteJob
 
 __all__ = [
     "METADATA_NAMES",
-    "BooleanRewriter",
     "ContentFile",
     "EncryptedCatalog",
     "EncryptedTable",
@@ -39,9 +38,9 @@ __all__ = [
     "WriteJob",
     "bound_filter",
     "configured_properties",
-    "filtered_schema",
     "load_catalog",
     "migrate",
     "open_table",
+    "parse_filter",
     "verify_table",
 ]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import BooleanExpression, BoundPredicate, BoundReference, BoundTerm
+from pyiceberg.expressions import (
+    BooleanExpression,
+    BoundPredicate,
+    BoundReference,
+    BoundTerm,
+    Reference,
+    UnboundPredicate,
+)
 from pyiceberg.expressions.literals import literal
+from pyiceberg.expressions.parser import parse
 from pyiceberg.expressions.visitors import (
     _RewriteNotVisitor,
     visit,
@@ -31,6 +39,7 @@ from ..spec.column_types import UNITS_A_DAY
 __all__ = [
     "BooleanRewriter",
     "arrow_filter",
+    "parse_filter",
     "parse_row_filter",
     "value_of_bound",
 ]
@@ -56,6 +65,37 @@ value_of_bound: Callable[[PrimitiveType, bytes], Any] = from_bytes
 BooleanRewriter = _RewriteNotVisitor
 
 
+def _literals_of(predicate: Any) -> list[Any]:
+    """Return the arguments of a predicate after its term."""
+    names = ("literal", "literals")
+    return [getattr(predicate, name) for name in names if hasattr(predicate, name)]
+
+
+class _Renamed(BooleanRewriter):
+    def __init__(self, new_name: Callable[[str], str]) -> None:
+        self._new_name = new_name
+
+    def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
+        term = Reference(self._new_name(cast("Reference", predicate.term).name))
+        return type(predicate)(term, *_literals_of(predicate))
+
+
+def parse_filter(text: str, own_name: Callable[[str], str] = str) -> BooleanExpression:
+    """Return a filter in PyIceberg's grammar, not bound to columns yet. ``own_name`` returns a
+    column's name as the table has it. Raises ValueError, which says where the text is wrong, and
+    what ``own_name`` raises."""
+    try:
+        parsed = parse(text)
+    except Exception as error:
+        position = getattr(error, "loc", None)  # pyparsing's
+        if position is not None:
+            reason = f"PyIceberg does not understand it from character {position + 1} on"
+        else:
+            reason = " ".join(str(error).split())
+        raise ValueError(reason) from None
+    return visit(parsed, _Renamed(own_name))
+
+
 class _ArrowFilter(_ConvertToArrowExpression):
     def __init__(self, names: Mapping[int, str | tuple[str, ...]]) -> None:
         super().__init__()
@@ -69,10 +109,8 @@ class _ArrowFilter(_ConvertToArrowExpression):
         if isinstance(reference.field.field_type, UUIDType):
             # Arrow does not compare UUIDs. It compares their bytes.
             field = reference.field.model_copy(update={"field_type": FixedType(16)})
-            given: Any = predicate
-            names = [name for name in ("literal", "literals") if hasattr(given, name)]
-            predicate = type(given)(
-                BoundReference(field, reference.accessor), *(getattr(given, name) for name in names)
+            predicate = type(predicate)(
+                BoundReference(field, reference.accessor), *_literals_of(predicate)
             )
         return super().visit_bound_predicate(predicate)
 

@@ -8,7 +8,6 @@ does not have::
 
     reader           the driver plans the scan; a task reads some files, or a part of one
     snapshots        which snapshot, or which appended rows, the options name
-    filters          conditions in Spark SQL's grammar
     column_names     names of columns, with case or without
     writer           batches: append, overwrite
 

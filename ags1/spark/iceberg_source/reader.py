@@ -19,7 +19,7 @@ from ...iceberg.distributed import (
     Scan,
     ScanJob,
     bound_filter,
-    filtered_schema,
+    parse_filter,
 )
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
@@ -28,7 +28,6 @@ from ..splits import PART_SIZE, grouped
 from ..table_access import TableByOptions, open_of_options
 from ..workers import end_of_task
 from .column_names import name_now, naming
-from .filters import as_in_spark, parse_filter
 from .snapshots import Pin, resolve_pin
 
 
@@ -66,25 +65,21 @@ def parse_option_filter(
     schema: Schema | None = None,
     frame: Schema | None = None,
 ) -> BooleanExpression:
-    """Return the row filter of an option; without it, all rows match. Its columns have their names
-    in ``schema``, if that is given. The option has those of ``frame``, which is another version of
-    the schema; by default the same. Raises ValueError."""
+    """Return the row filter of an option, which is in PyIceberg's grammar; without it, all rows
+    match. Its columns have their names in ``schema``, if that is given. The option has those of
+    ``frame``, which is another version of the schema; by default the same. Raises ValueError."""
     text = options.get(name)
     if not text:
         return AlwaysTrue()
-    if schema is None:
-        return parse_filter(text, name, str)
-    then = frame or schema
-    own_name = naming(options, then)
     try:
-        bound_filter(parse_filter(text, name, own_name), then)
-    except TypeError as error:
-        raise ValueError(
-            f"the option {name!r} compares a column with a value of another type ({error}): write "
-            "strings in quotes, and numbers without"
-        ) from error
-    parsed = parse_filter(text, name, lambda given: name_now(own_name(given), then, schema))
-    return as_in_spark(parsed, filtered_schema(schema, parsed))
+        if schema is None:
+            return parse_filter(text)
+        then = frame or schema
+        own_name = naming(options, then)
+        bound_filter(parse_filter(text, own_name), then)
+        return parse_filter(text, lambda given: name_now(own_name(given), then, schema))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the option {name!r} ({text!r}) is wrong: {error}") from error
 
 
 class TablePartition(InputPartition):  # type: ignore[misc]
