@@ -20,7 +20,6 @@ from .operations.verify.findings import TableVerification
 from .read.changelog_planning import ChangelogScanTask
 from .read.changes import EncryptedChangelogScan
 from .read.dask_source import read_dask
-from .read.polars_source import scan_polars
 from .read.ray_source import read_ray
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
@@ -57,6 +56,5 @@ __all__ = [
     "open_table",
     "read_dask",
     "read_ray",
-    "scan_polars",
     "verify_table",
 ]

@@ -43,7 +43,6 @@ from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.changes import EncryptedChangelogScan
 from .read.metadata import not_encrypted, read_metadata, table_key_id
-from .read.polars_source import scan_polars
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec.column_types import as_stored, readable
 from .spec.constants import MAIN_BRANCH
@@ -337,8 +336,13 @@ class EncryptedTable(TableSession):
         )
 
     def to_polars(self) -> polars.LazyFrame:
-        """Return the table as a lazy frame of Polars: see ``scan_polars``."""
-        return scan_polars(self)
+        """Return the table as a lazy frame of Polars, by ``polars.scan_iceberg``. Before 2.1,
+        Polars turned filters into those of Iceberg, which leave NaN out; so they are not pushed
+        down. Raises ImportError if Polars is not installed."""
+        import polars as pl  # an optional dependency
+
+        release = tuple(map(int, pl.__version__.split(".")[:2]))
+        return pl.scan_iceberg(self, use_pyiceberg_filter=release >= (2, 1))
 
     def to_daft(self) -> NoReturn:
         """Raise NotImplementedError: Daft opens the files without keys."""
