@@ -88,7 +88,7 @@ interop: native jvm $(VENV)/.with-interop $(CLASSES)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 		-m "(interop or spark) and not cluster"
 
-# PyIceberg's own tests, and those with Ray. pip fetches them once.
+# PyIceberg's own tests. pip fetches them once.
 peers: export PYTEST_DEBUG_TEMPROOT ?= $(MEMORY)
 peers: dev $(VENV)/.with-peer-tests
 	$(BIN)/python -m pytest -m peers

@@ -70,7 +70,7 @@ TABLES: Story = [
     ("docs/tables/changes.md", [""]),
     ("docs/tables/types.md", [""]),
     ("docs/tables.md", ["Without a catalog"]),
-    ("docs/tables/libraries.md", ["", "Polars", "Dask and Ray"]),
+    ("docs/tables/libraries.md", ["", "Polars", "Dask, Ray and Daft"]),
     ("docs/tables/maintenance.md", ["", "Encrypted statistics"]),
     ("docs/tables/erasing.md", [""]),
     ("docs/tables.md", ["From the shell"]),

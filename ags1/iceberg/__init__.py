@@ -19,8 +19,6 @@ from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
 from .read.changelog_planning import ChangelogScanTask
 from .read.changes import EncryptedChangelogScan
-from .read.dask_source import read_dask
-from .read.ray_source import read_ray
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
@@ -54,7 +52,5 @@ __all__ = [
     "examine_table",
     "load_catalog",
     "open_table",
-    "read_dask",
-    "read_ray",
     "verify_table",
 ]

@@ -155,11 +155,6 @@ class EncryptedIncrementalScan(IncrementalAppendScan, ArrowStream):
         return _batch_reader(_reader(self), self._tasks())
 
 
-def rows_of_tasks(scan: EncryptedScan, tasks: list[FileScanTask]) -> pa.Table:
-    """Return the rows of some tasks of a scan. Raises as ``EncryptedScan.to_arrow``."""
-    return _table(_reader(scan), tasks)
-
-
 class ScanReader:
     """Reads the tasks of one scan, several at a time, and yields their rows in the tasks' order."""
 
