@@ -1,23 +1,21 @@
 """The options that the data sources know, and the refusal of all others.
 
-A source declares its options by direction: reading, writing, both for streams, and for tables also
-jobs. An option of another direction, or one that no direction knows, raises ValueError: if a source
-passed over it, a query would read or write something else than it says. Spark hands over names in
-lower case, so case does not count. Spark adds ``path``, ``paths``, and for streams that are written
-``checkpointLocation`` and ``queryName``. Knows nothing of the options' values.
+A source declares its options by direction: reading, writing, and for tables also jobs. An option of
+another direction, or one that no direction knows, raises ValueError: if a source passed over it, a
+query would read or write something else than it says. Spark hands over names in lower case, so case
+does not count. Spark adds ``path`` and ``paths``. Knows nothing of the options' values.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..kms.settings import PROPERTY_PREFIXES
 
 # The directions, as error messages say them.
 READ, WRITE = "reading", "writing"
-STREAM_READ, STREAM_WRITE = "reading a stream", "writing a stream"
 JOB = "a job on a whole table"
 
 
@@ -46,7 +44,6 @@ Source = Mapping[str, KnownOptions]
 
 _KMS = KnownOptions.of("kms keyring key", *PROPERTY_PREFIXES)
 _PLACE = KnownOptions.of("path paths")
-_SINK = KnownOptions.of("path paths checkpointLocation queryName")
 
 _OPENED = _KMS | KnownOptions.of("path catalog require-encrypted location-map", "catalog.")
 _TABLE = _OPENED | KnownOptions.of("case-sensitive")
@@ -87,21 +84,19 @@ def of_files(inner: str) -> Source:
     return {
         READ: _PLACE | reading,
         WRITE: _PLACE | writing,
-        STREAM_READ: _PLACE | reading | KnownOptions.of("startingOffsets maxFilesPerTrigger"),
-        STREAM_WRITE: _SINK | writing,
         **{f"reading {name}": known for name, known in _READ_BY_FORMAT.items()},
         **{f"writing {name}": known for name, known in _WRITTEN_BY_FORMAT.items()},
     }
 
 
-def check(options: Mapping[str, str], source: Source, *directions: str) -> None:
-    """Raise ValueError for an option that a source does not know in any of the directions, and if
+def check(options: Mapping[str, str], source: Source, direction: str) -> None:
+    """Raise ValueError for an option that a source does not know in this direction, and if
     nothing is named to read from or to write to."""
     _refuse_catalog_entry(options)
-    allowed = [source[direction] for direction in directions]
+    allowed = source[direction]
     for given in options:
         name = given.lower()
-        if any(known.has(name) for known in allowed):
+        if allowed.has(name):
             continue
         elsewhere = [direction for direction, known in source.items() if known.has(name)]
         if elsewhere:
@@ -110,13 +105,13 @@ def check(options: Mapping[str, str], source: Source, *directions: str) -> None:
         message = f"the option {given!r} is not known"
         if near := _near(name, allowed):
             raise ValueError(f"{message}: did you mean {near!r}?")
-        if source is TABLES and (near := _near(name, [_FILES | _FILE_ROWS])):
+        if source is TABLES and (near := _near(name, _FILES | _FILE_ROWS)):
             raise ValueError(f"{message}: {near!r} is one of the source 'ags1'. Leave it out")
         raise ValueError(f"{message}: leave it out")
 
 
-def _near(name: str, known: Iterable[KnownOptions]) -> str | None:
-    names = {each.lower(): each for some in known for each in some.names}
+def _near(name: str, known: KnownOptions) -> str | None:
+    names = {each.lower(): each for each in known.names}
     # Those of a lower ratio have hardly a letter in the same place.
     near = difflib.get_close_matches(name, names, 1, cutoff=0.7)
     return names[near[0]] if near else None
@@ -127,7 +122,7 @@ def _refuse_catalog_entry(options: Mapping[str, str]) -> None:
     is_new_entry = options.keys() >= {"owner", "provider"}
     if is_new_entry or not (options.get("path") or options.get("paths")):
         raise ValueError(
-            "no table or folder is named: pass it to load(), save() or start(). If this is a table "
+            "no table or folder is named: pass it to load() or save(). If this is a table "
             "of Spark's catalog (CREATE TABLE ... USING, saveAsTable): Spark does not hand such a "
             "table's options to a data source, so use CREATE TEMPORARY VIEW ... USING instead"
         )

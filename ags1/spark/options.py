@@ -96,17 +96,6 @@ def size(options: Mapping[str, str], name: str, default: int) -> int:
     return int(parts[1]) * _UNITS[parts[2]]
 
 
-def count(options: Mapping[str, str], name: str) -> int | None:
-    """Return an option that is a whole number above 0, None if it is not given. Raises
-    ValueError."""
-    text = options.get(name)
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"the option {name!r} has to be a number above 0, not {text!r}")
-    return int(text)
-
-
 def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
     """Return an option that is ``true`` or ``false``. Raises ValueError."""
     text = (options.get(name) or str(default)).lower()

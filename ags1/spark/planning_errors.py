@@ -1,9 +1,7 @@
-"""What a data source raises on the driver, as Spark shows it: in few words, or at all.
+"""What a data source raises on the driver, in few words.
 
 Spark's message is the whole traceback, with our own words at its end. So what planning raises loses
-its frames and causes, unless AGS1_DEBUG is set. And if ``streamReader`` raises, PySpark shows an
-UnboundLocalError of its own: so the source returns a reader that raises when the query begins.
-Knows nothing of the sources.
+its frames and causes, unless AGS1_DEBUG is set. Knows nothing of the sources.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar
-
-from pyspark.sql.datasource import DataSourceStreamReader
+from typing import ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -33,24 +29,3 @@ def in_few_words(plan: Callable[_P, _R]) -> Callable[_P, _R]:
             raise error.with_traceback(None) from None
 
     return planned
-
-
-class FailedStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # PySpark's types are not read
-    """Raises ``error`` at the first step of a query."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    @in_few_words
-    def _fail(self, *_: Any) -> NoReturn:
-        raise self._error
-
-    initialOffset = latestOffset = partitions = read = _fail
-
-
-def or_failed(make: Callable[[], DataSourceStreamReader]) -> DataSourceStreamReader:
-    """Return the reader that ``make`` returns, or one that raises what ``make`` raised."""
-    try:
-        return make()
-    except Exception as error:
-        return FailedStreamReader(error)

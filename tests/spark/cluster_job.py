@@ -1,7 +1,7 @@
 """A program for ``test_versions`` and ``test_standalone``: each kind of work on Spark, once.
 
 ``python cluster_job.py MASTER FOLDER KEYRING [NAME=VALUE ...]``: a bulk job there and back, each
-data source, a stream where PySpark has streams of Python, and a job on a table, on the cluster
+data source, and a job on a table, on the cluster
 MASTER with the settings given. Prints one JSON document with what each of them found. Imports
 nothing of the tests: it is a user's program.
 """
@@ -34,7 +34,6 @@ def main(master: str, folder: Path, keyring: str, settings: dict[str, str]) -> d
     try:
         said["bulk"] = bulk(spark, folder, keyring)
         said["files"] = files(spark, folder, keyring)
-        said["stream"] = stream(spark, folder, keyring)
         said["table"] = table(spark, folder, keyring)
     finally:
         spark.stop()
@@ -74,27 +73,6 @@ def files(spark: Any, folder: Path, keyring: str) -> dict[str, Any]:
         "bytes": sum(row.length for row in blocks.select("length").collect()),
         "selected": read.where("value = 'line 7'").count(),
     }
-
-
-def stream(spark: Any, folder: Path, keyring: str) -> dict[str, Any] | None:
-    if pyspark_version.startswith("4.0."):
-        return None  # the data source writes streams from PySpark 4.1 on
-    options = {"keyring": keyring, "key": "default", "inner": "text"}
-    (folder / "lines").mkdir()
-    (folder / "lines" / "a.txt").write_text("\n".join(LINES[:10]))
-    query = (
-        spark.readStream.format("text")
-        .load(f"file://{folder}/lines")
-        .writeStream.format("ags1")
-        .options(**options, ledger=str(folder / "stream-ledger"))
-        .option("checkpointLocation", f"file://{folder}/checkpoint")
-        .trigger(availableNow=True)
-        .start(str(folder / "streamed"))
-    )
-    query.awaitTermination(120)
-    read = spark.read.format("ags1").options(**options, ledger=str(folder / "stream-ledger"))
-    found = read.load(str(folder / "streamed")).collect()
-    return {"same": sorted(row.value for row in found) == sorted(LINES[:10])}
 
 
 def table(spark: Any, folder: Path, keyring: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_no_key_is_shown_or_stored(tmp_path: Path, keyring: Path) -> None:
     assert sum(path.stat().st_size for path in (shown / "events").rglob("*")) > 10_000
     keys += keys_of_files(tmp_path, keychain, kms)
     keys += keys_of_table(catalog.load_table("db.t"))
-    for ledger in ("ledger", "ledger-of-stream"):
+    for ledger in ("ledger", "ledger-of-rows"):
         keys += keys_of_ledger(tmp_path / ledger, keyring)
     keys += [master_key(kms, name) for name in ("default", "other")]
     assert len(keys) >= 22

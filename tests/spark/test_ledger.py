@@ -56,7 +56,6 @@ from ags1.spark.ledger.folder import FolderStore
 from ags1.spark.ledger.lookup import LedgerSidecars
 from ags1.spark.ledger.objects import ObjectStore
 from ags1.spark.ledger.rows import rows_to_table
-from ags1.spark.ledger.state import Revisions
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage import places as storages
@@ -149,13 +148,12 @@ def test_readers_see_settled_rows_only(tmp_path: Path, place: LedgerPlace) -> No
             assert opened.rows() == []
             assert opened.rows(pending=True) == [row(tmp_path / "a")]
             assert opened.killed() == {JOB: str(tmp_path)}
-            assert (opened.numbers(), opened.settled_up_to()) == ([], 0)
+            assert opened.numbers() == []
         later = ledger.prepare([row(tmp_path / "b")])
         ledger.settle(later, later.rows)
-        assert (reader.numbers(), reader.settled_up_to()) == ([later.number], 0)
+        assert reader.numbers() == [later.number]
         ledger.settle(batch, batch.rows)
-        assert reader.settled_up_to() == later.number
-        assert list(reader.rows_between(batch.number)) == [(later.number, [*later.rows])]
+        assert list(reader.batches()) == [(b.number, [*b.rows]) for b in (batch, later)]
         named = reader.rows(["target"])
         assert [row.target for row in named] == [str(tmp_path / "a"), str(tmp_path / "b")]
         assert {row.source for row in named} == {None}
@@ -171,7 +169,7 @@ def test_keys_that_were_wrapped_again(tmp_path: Path, place: LedgerPlace) -> Non
             ledger.settle(batch, batch.rows)
             batches[batch.number] = [row._replace(key_metadata="[]") for row in batch.rows]
         ledger.replace_all(batches)
-        assert dict(ledger.rows_between(0)) == batches
+        assert dict(ledger.batches()) == batches
 
 
 def test_one_job_at_a_time_writes(tmp_path: Path, place: LedgerPlace) -> None:
@@ -217,28 +215,6 @@ def test_a_batch_that_is_settled_while_it_is_read(
                 if pending:
                     assert list(reader.pending()) == []
                 assert reader.rows(pending=True) == settled
-
-
-def test_a_batch_that_stays_pending_holds_back_one_that_is_settled_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    current = Revisions.current
-    rows = [row(tmp_path / "a")]
-    with (
-        open_ledger(str(tmp_path), writing=True) as writer,
-        open_ledger(str(tmp_path), writing=False) as reader,
-    ):
-
-        def state(self: Revisions) -> Any:
-            found = current(self)
-            monkeypatch.setattr(Revisions, "current", current)
-            writer.prepare(rows)
-            writer.settle(writer.prepare(rows), rows)
-            return found
-
-        monkeypatch.setattr(Revisions, "current", state)
-        assert reader.settled_up_to() == 0
-        assert reader.settled_up_to() == 0
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1PAR1", b"no Parquet file at all"])
@@ -1276,7 +1252,7 @@ def test_the_rows_of_a_table_that_was_a_ledger(tmp_path: Path) -> None:
         assert ledger.rows() == rows
     pq.write_table(wide.drop_columns("batch"), path)
     with pytest.raises(FormatError, match="does not have the columns"):
-        next(ParquetRows(path).rows_between(0))
+        next(ParquetRows(path).batches())
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ags1.spark.jobs.publishing import clear, published, settle_pending
 from ags1.spark.jobs.selection import Selection
 from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger, segments
+from ags1.spark.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger, segments
 from ags1.spark.ledger.copying import copy_rows
 from ags1.spark.storage.local import LOCAL
 
@@ -181,23 +181,6 @@ def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[by
     wrong = CliRunner().invoke(app, ["spark", "ledger", "export", where])
     assert wrong.exit_code == 2
     assert "give either FILE.parquet or --to-sidecars" in wrong.output
-
-
-@pytest.mark.usefixtures("pyspark")
-def test_a_stream_goes_on_with_a_copy_of_its_ledger(tmp_path: Path) -> None:
-    """A batch that failed and was tried again is no half batch."""
-    from ags1.spark.datasource.stream_writer import is_committed, job_id_of
-
-    query = "12345678" * 4
-    source, target = (open_ledger(str(tmp_path / name), writing=True) for name in ("a", "b"))
-    with source, target:
-        for at, (number, status) in enumerate([(6, DONE), (7, FAILED), (7, DONE)]):
-            facts = {"source": f"stream:{query}/{number}", "job_id": job_id_of(query, number)}
-            fill(source, [row(tmp_path / f"{at}", status=status, finished_ms=at, **facts)])
-        copy_rows(source, target)
-        for ledger in (source, target):
-            known = [is_committed(ledger, job_id_of(query, number)) for number in (6, 7, 8)]
-            assert known == [True, True, False]
 
 
 def test_sidecars_are_no_encrypted_files(
@@ -376,9 +359,8 @@ class TestCompactingAFolder:
             held = ledger.prepare([row(tmp_path / "held")])
             fill(ledger, [row(tmp_path / "later")])
             assert ledger.compact() == (10, 3)
-            assert ledger.settled_up_to() == 10
             assert ledger.numbers() == [*range(1, 11), 12]
-            assert [one for number, one in ledger.rows_between(4, 6)] == [[rows[4]], [rows[5]]]
+            assert [one for _, one in ledger.batches()][4:6] == [[rows[4]], [rows[5]]]
             ledger.replace_all({7: [rows[6]._replace(key_metadata="new")]})
             ledger.settle(held, held.rows)
         with open_ledger(str(tmp_path), writing=True) as ledger:

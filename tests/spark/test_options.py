@@ -102,8 +102,6 @@ def test_a_write_to_a_table_takes_options_of_writes_alone(name: str) -> None:
             "'header' is only for reading csv and writing csv",
         ),
         ({"compression": "zstd"}, "'compression' is only for writing parquet and writing avro"),
-        ({"startingOffsets": "latest"}, "'startingoffsets' is only for reading a stream"),
-        ({"checkpointLocation": "/x"}, "'checkpointlocation' is only for writing a stream"),
     ],
 )
 def test_an_unknown_option_of_files_is_refused(given: dict[str, str], message: str) -> None:
@@ -143,17 +141,8 @@ def test_an_unknown_option_of_a_job_on_a_table_is_refused(
 def test_an_unknown_option_of_a_write_of_files_is_refused() -> None:
     made = source(Ags1DataSource, {"path": "/data", "inner": "csv", "quote": "'"})
 
-    for make in (made.writer, made.streamWriter):
-        with pytest.raises(ValueError, match="'quote' is only for reading"):
-            make(_ROWS, False)
-
-
-def test_a_stream_that_cannot_begin_says_why() -> None:
-    # PySpark shows an UnboundLocalError of its own if ``streamReader`` raises.
-    reader = source(Ags1DataSource, {"path": "db.t", "colmns": "x"}).streamReader(_ROWS)
-
-    with pytest.raises(ValueError, match="did you mean 'columns'"):
-        reader.initialOffset()
+    with pytest.raises(ValueError, match="'quote' is only for reading"):
+        made.writer(_ROWS, False)
 
 
 def test_errors_of_planning_have_frames_for_debugging_alone(

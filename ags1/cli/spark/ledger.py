@@ -178,8 +178,7 @@ def rebuild(ledger: str, sources: Paths, out: Output) -> int:
 def compact(ledger: str, out: Output) -> int:
     """Store a ledger's rows in fewer files.
 
-    Each wave of a job adds a file. Rows, and numbers of batches, do not change, so streams that
-    read the ledger go on where they were.
+    Each wave of a job adds a file. Rows, and numbers of batches, do not change.
 
     Examples:
       ags1 spark ledger compact ledger

@@ -8,27 +8,25 @@ Options: ``columns`` (names separated by commas; other columns are not decoded),
 a task reads at most, 64m), ``ledger`` (that of the job that encrypted the files; only files that it
 has as done are read, and one that does not exist is an error unless ``ignoreMissingFiles`` is
 ``true``), and those of keys (see ``options``). Spark's filters are not pushed down, because Spark
-then returns wrong rows for a DataFrame that is used twice. For writing see ``writer``, for streams
-``stream_reader`` and ``stream_writer``.
+then returns wrong rows for a DataFrame that is used twice. For writing see ``writer``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from ...layout import encrypted_size
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
-from ..planning_errors import in_few_words, or_failed
+from ..planning_errors import in_few_words
 from ..registration import register_source
 from .encrypted_files import open_whole
 from .format_readers import inner_format
 from .reader import FilesReader, find_files
-from .stream_reader import LedgerStreamReader
 from .writer import FilesWriter
 
 NAME = "ags1"
@@ -53,7 +51,7 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
     def schema(self) -> StructType:
         """Return the columns; with ``inner``, those of the first file. Raises ValueError for bad
         options, FileNotFoundError, and what opening the file raises."""
-        self._check(known.READ, known.STREAM_READ)
+        self._check(known.READ)
         name = self.options.get("inner")
         columns = _ROWS if not name else self._inner_schema(name)
         return _chosen(columns, opt.names(self.options.get("columns")))
@@ -68,26 +66,11 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
         self._check(known.WRITE)
         return FilesWriter(dict(self.options), schema, overwrite=overwrite)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        def make() -> DataSourceStreamReader:
-            self._check(known.STREAM_READ)
-            return LedgerStreamReader(dict(self.options), schema)
-
-        return or_failed(make)
-
-    @in_few_words
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        # Here, not at the top: PySpark has this from 4.1 on.
-        from .stream_writer import StreamWriter
-
-        self._check(known.STREAM_WRITE)
-        return StreamWriter(dict(self.options), schema, overwrite=overwrite)
-
-    def _check(self, *directions: str) -> None:
+    def _check(self, direction: str) -> None:
         """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that
         is not known."""
         opt.refuse_secrets(self.options)
-        known.check(self.options, known.of_files(self.options.get("inner") or ""), *directions)
+        known.check(self.options, known.of_files(self.options.get("inner") or ""), direction)
 
     def _inner_schema(self, name: str) -> StructType:
         inner = inner_format(name, self.options)

@@ -1,6 +1,6 @@
 """Publishes files of rows, with their keys in a ledger.
 
-All files of a write, or of a stream's batch, become part of the ledger in one step, or none does.
+All files of a write become part of the ledger in one step, or none does.
 The ledger stores them as a pending batch before the first file gets its name, and settles the batch
 after the last one has. If the driver is killed in between, the next job that opens the ledger
 finishes that. A mark in the folder tells that job whether the folder is mounted, as for bulk jobs.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...errors import Ags1Error
@@ -53,7 +53,7 @@ class NewFile(NamedTuple):
     wrapped: dict[str, Any]
 
 
-def ledger_rows(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> list[Row]:
+def ledger_rows(folder: str, new: Sequence[NewFile], job_id: str) -> list[Row]:
     """Return the rows of new files in ``folder``. Raises KeyMetadataError."""
     return [
         encrypted_row(
@@ -62,7 +62,7 @@ def ledger_rows(folder: str, new: Sequence[NewFile], job_id: str, source: str) -
             file.size,
             Sidecar.from_bytes(as_text(file.wrapped).encode()),
             job_id,
-            source=source,
+            source=f"write:{job_id}",
             attempt=file.staged,
         )
         for file in new
@@ -75,11 +75,9 @@ def commit_to_ledger(
     rows: Sequence[Row],
     *,
     overwrite: bool = False,
-    is_done: Callable[[Ledger], bool] | None = None,
 ) -> None:
     """Give the files of ``rows`` their names, and the ledger their keys; ``overwrite``: remove all
-    other encrypted files of ``folder``. If ``is_done`` says that the ledger has the rows already,
-    only remove what is staged for them.
+    other encrypted files of ``folder``.
 
     Raises OSError and Ags1Error; then no file has got a name. Only after UnknownOutcomeError a file
     may have one: ``take_back``, or the next job that opens the ledger, decides. BlockingIOError
@@ -88,9 +86,6 @@ def commit_to_ledger(
     old: list[str] = []
     with _opened(ledger_location) as ledger:
         settle_pending(ledger)
-        if is_done is not None and is_done(ledger):
-            staging.withdraw(rows)
-            return
         gone: list[Row] = []
         if overwrite:
             below = folder.rstrip("/") + "/"

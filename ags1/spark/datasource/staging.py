@@ -31,15 +31,15 @@ Write: TypeAlias = "Callable[[str], KeyMetadata]"
 
 
 def stage(
-    folder: str, name: str, job_id: str, group: str, number: int, write: Write
+    folder: str, name: str, job_id: str, number: int, write: Write
 ) -> tuple[str, KeyMetadata]:
     """Have ``write`` make a file, and stage it so that the driver can give it the name ``name`` in
     ``folder``. Return what the ledger needs for that (``Row.attempt``), and the key. ``number`` is
-    the task's; ``group``, the beginning of ``job_id``, is what ``clear`` takes. Raises OSError and
-    what ``write`` raises. Then nothing is left, except in S3 parts that belong to no object."""
+    the task's. Raises OSError and what ``write`` raises. Then nothing is left, except in S3 parts
+    that belong to no object."""
     attempt = f"{number:x}-{uuid.uuid4().hex[:8]}"
     if local_path(folder) is not None:
-        inside = _staging(folder, group)
+        inside = _staging(folder, job_id)
         os.makedirs(inside, exist_ok=True)
         staged = files.staged_path(os.path.join(inside, name), job_id, attempt)
         key_metadata = write(staged)
@@ -82,10 +82,10 @@ def withdraw(rows: Iterable[Row]) -> None:
         open_storage(row.target).withdraw(row)
 
 
-def clear(folder: str, job_id: str, group: str) -> None:
-    """Remove what attempts of a job, or of a group of jobs, left staged."""
+def clear(folder: str, job_id: str) -> None:
+    """Remove what attempts of a job left staged."""
     if local_path(folder) is not None:
-        shutil.rmtree(_staging(folder, group), ignore_errors=True)
+        shutil.rmtree(_staging(folder, job_id), ignore_errors=True)
     else:
         open_storage(folder).clear(job_id, folder, None, ())
 
@@ -95,5 +95,5 @@ def remove(path: str) -> None:
     open_storage(path).remove(path)
 
 
-def _staging(folder: str, group: str) -> str:
-    return os.path.join(folder, f"{files.SINK_PREFIX}{group}")
+def _staging(folder: str, job_id: str) -> str:
+    return os.path.join(folder, f"{files.SINK_PREFIX}{job_id}")

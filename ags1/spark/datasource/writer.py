@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -33,7 +32,7 @@ from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..jobs.selection import SUFFIX
 from ..keys import FileKeys
-from ..ledger import Row, ledger_location
+from ..ledger import ledger_location
 from ..paths import local_path
 from ..storage.places import absolute, open_storage
 from ..workers import end_of_task
@@ -45,112 +44,83 @@ from .ledger_commit import NewFile, commit_to_ledger, ledger_rows, remove_with_s
 
 @dataclass
 class WrittenFile(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
-    """What a task of ``job_id`` has written; ``file`` is None if it has written none."""
+    """What a task has written; ``file`` is None if it has written none."""
 
-    job_id: str
     file: NewFile | None
 
 
-class Target(NamedTuple):
-    """The folder that rows are written to, and the options; picklable."""
+class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """Writes rows as encrypted files into a folder. Its pickle has a wrapped key only.
 
-    folder: str
-    inner: str
-    columns: pa.Schema
-    options: dict[str, str]
+    Raises ValueError for invalid options or columns that the format cannot hold, OSError for a text
+    that names no ledger, NotImplementedError for a folder that is a URL without a ledger,
+    KmsConfigurationError for an option that is a secret, and KmsError.
+    """
 
-    @classmethod
-    def of_options(cls, options: Mapping[str, str], schema: StructType) -> Target:
-        """Raises ValueError for invalid options or columns that the format cannot hold, OSError for
-        a text that names no ledger, NotImplementedError for a folder that is a URL without a
-        ledger, and KmsConfigurationError for an option that is a secret."""
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__()
         opt.refuse_secrets(options)
         (path,) = opt.paths(options)
         if local_path(path) is None and not options.get("ledger"):
             raise NotImplementedError(f"{path}: a URL can only be written with the option 'ledger'")
-        inner = options.get("inner", "").lower()
-        if inner not in EXTENSIONS:
+        self._inner = options.get("inner", "").lower()
+        if self._inner not in EXTENSIONS:
             raise ValueError(f"the option 'inner' has to be one of {', '.join(EXTENSIONS)}")
-        columns = arrow_schema(schema)
-        check_columns(inner, columns)
-        if options.get("ledger"):
-            options = {**options, "ledger": ledger_location(options["ledger"])}
-        return cls(absolute(path), inner, columns, dict(options))
-
-    @property
-    def ledger(self) -> str | None:
-        """The ledger that gets the files' keys, None if sidecars do."""
-        return self.options.get("ledger") or None
-
-    def write(
-        self, batches: Iterable[pa.RecordBatch], keys: FileKeys, job_id: str, group: str
-    ) -> WrittenFile:
-        """Write a task's rows as one file; without rows, the first task writes one all the same.
-        ``job_id`` and ``group`` as for ``staging.stage``. Raises OSError, and ValueError for values
-        that the format cannot hold."""
-        context = TaskContext.get()
-        number = context.partitionId() if context is not None else 0
-        rows = (conform(batch, self.columns) for batch in batches if batch.num_rows)
-        first = list(islice(rows, 1))
-        if number and not first:
-            return WrittenFile(job_id, None)
-        unique = uuid.uuid4().hex[:8]
-        name = f"part-{number:05d}-{job_id}-{unique}.{EXTENSIONS[self.inner]}"
-
-        def write(path: str) -> KeyMetadata:
-            return write_file(self.inner, path, self.columns, chain(first, rows), self.options)
-
-        target = name + SUFFIX if self.options.get("ledger") else name
-        staged, key_metadata = staging.stage(self.folder, target, job_id, group, number, write)
-        assert key_metadata.file_length is not None
-        end_of_task()
-        return WrittenFile(
-            job_id, NewFile(name, staged, key_metadata.file_length, keys.wrap(key_metadata))
-        )
-
-
-class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes rows as encrypted files. Its pickle has a wrapped key only. Raises as
-    ``Target.of_options``, and KmsError."""
-
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        super().__init__()
-        self._target = Target.of_options(options, schema)
+        self._columns = arrow_schema(schema)
+        check_columns(self._inner, self._columns)
+        self._folder = absolute(path)
+        self._options = dict(options)
+        # The ledger that gets the files' keys, None if sidecars do.
+        self._ledger = ledger_location(options["ledger"]) if options.get("ledger") else None
         self._overwrite = overwrite
         self._job_id = uuid.uuid4().hex
         # The driver calls the KMS only here.
         self._keys: FileKeys = opt.sealing_keys(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFile:
-        """Write a task's rows as one file. Raises as ``Target.write``."""
-        return self._target.write(iterator, self._keys, self._job_id, self._job_id)
+        """Write a task's rows as one file; without rows, the first task writes one all the same.
+        Raises OSError, and ValueError for values that the format cannot hold."""
+        context = TaskContext.get()
+        number = context.partitionId() if context is not None else 0
+        rows = (conform(batch, self._columns) for batch in iterator if batch.num_rows)
+        first = list(islice(rows, 1))
+        if number and not first:
+            return WrittenFile(None)
+        unique = uuid.uuid4().hex[:8]
+        name = f"part-{number:05d}-{self._job_id}-{unique}.{EXTENSIONS[self._inner]}"
+
+        def write(path: str) -> KeyMetadata:
+            return write_file(self._inner, path, self._columns, chain(first, rows), self._options)
+
+        target = name if self._ledger is None else name + SUFFIX
+        staged, key_metadata = staging.stage(self._folder, target, self._job_id, number, write)
+        assert key_metadata.file_length is not None
+        end_of_task()
+        wrapped = self._keys.wrap(key_metadata)
+        return WrittenFile(NewFile(name, staged, key_metadata.file_length, wrapped))
 
     def commit(self, messages: list[WrittenFile | None]) -> None:
         """Publish the files with their keys. Raises OSError, and BlockingIOError if another job
         writes to the ledger for long; then the job leaves no new file."""
-        files = written_files(messages)
-        folder = self._target.folder
+        files = _files(messages)
+        folder = self._folder
         open_storage(folder).make_root(folder)
-        if self._target.ledger is None:
+        if self._ledger is None:
             _commit_with_sidecars(folder, files, overwrite=self._overwrite)
         else:
-            rows = self._rows(files)
-            commit_to_ledger(self._target.ledger, folder, rows, overwrite=self._overwrite)
-        staging.clear(folder, self._job_id, self._job_id)
+            rows = ledger_rows(folder, files, self._job_id)
+            commit_to_ledger(self._ledger, folder, rows, overwrite=self._overwrite)
+        staging.clear(folder, self._job_id)
 
     def abort(self, messages: list[WrittenFile | None]) -> None:
         """Remove everything that the attempts have written."""
-        if self._target.ledger is not None:
-            take_back(self._target.ledger, self._job_id)
-            staging.withdraw(self._rows(written_files(messages)))
-        staging.clear(self._target.folder, self._job_id, self._job_id)
-
-    def _rows(self, files: list[NewFile]) -> list[Row]:
-        return ledger_rows(self._target.folder, files, self._job_id, f"write:{self._job_id}")
+        if self._ledger is not None:
+            take_back(self._ledger, self._job_id)
+            staging.withdraw(ledger_rows(self._folder, _files(messages), self._job_id))
+        staging.clear(self._folder, self._job_id)
 
 
-def written_files(messages: Iterable[WrittenFile | None]) -> list[NewFile]:
-    """Return the files that tasks have written."""
+def _files(messages: Iterable[WrittenFile | None]) -> list[NewFile]:
     return [m.file for m in messages if m is not None and m.file is not None]
 
 

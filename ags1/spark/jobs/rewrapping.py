@@ -67,7 +67,7 @@ def rewrap_ledger(
     at = ledger_location(ledger)
     with Job(spark, REWRAP, "", at, JobOptions(durable=durable, cores=cores)) as job:
         if to_kms is None:  # otherwise an earlier run may have done them all
-            batches = job.ledger.rows_between(0, None, ("key_metadata",))
+            batches = job.ledger.batches(("key_metadata",))
             keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)
         target = kms if to_kms is None else to_kms
         if to_key_id is not None:

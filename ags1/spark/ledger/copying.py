@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ...atomic import AtomicFile
 from ...errors import FormatError
 from .ledger import Ledger
-from .rows import FAILED, SCHEMA, Row, rows_to_table, table_to_rows
+from .rows import SCHEMA, Row, rows_to_table, table_to_rows
 
 _MOST_ROWS = 100_000
 _ROWS_AS_OBJECTS = 10_000
@@ -32,9 +32,7 @@ class Copied(NamedTuple):
 class _Settled(Protocol):
     """Settled rows, as ``Ledger`` has them."""
 
-    def rows_between(
-        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
-    ) -> Iterator[tuple[int, list[Row]]]: ...
+    def batches(self, columns: Sequence[str] = Row._fields) -> Iterator[tuple[int, list[Row]]]: ...
 
 
 class ParquetRows:
@@ -44,10 +42,8 @@ class ParquetRows:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def rows_between(
-        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
-    ) -> Iterator[tuple[int, list[Row]]]:
-        """Yield the rows as ``Ledger.rows_between``. Raises OSError, and FormatError for a file
+    def batches(self, columns: Sequence[str] = Row._fields) -> Iterator[tuple[int, list[Row]]]:
+        """Yield the rows as ``Ledger.batches``. Raises OSError, and FormatError for a file
         that has no such rows."""
         batch = 0
         rows: list[Row] = []
@@ -56,8 +52,7 @@ class ParquetRows:
                 yield batch, rows
                 rows = []
             batch = number
-            if after < number and (until is None or number <= until):
-                rows.append(row)
+            rows.append(row)
         if rows:
             yield batch, rows
 
@@ -138,14 +133,9 @@ def copy_rows(source: _Settled, target: Ledger) -> Copied:
             raise OSError(errno.EEXIST, message, target.location)
     copied = 0
     waiting: list[Row] = []
-    for _, rows in source.rows_between(0):
-        # A stream tells by a batch whether all files of a try got their names.
-        is_apart = any(row.status == FAILED and row.source.startswith("stream:") for row in rows)
-        if is_apart:
-            copied += _add(target, waiting)
-            waiting = []
+    for _, rows in source.batches():
         waiting += (row for row in rows if _identity(row) not in known)
-        if is_apart or len(waiting) >= _MOST_ROWS:
+        if len(waiting) >= _MOST_ROWS:
             copied += _add(target, waiting)
             waiting = []
     return Copied(copied + _add(target, waiting), skipped)
@@ -175,7 +165,7 @@ def _identity(row: Row) -> _Identity:
 
 
 def _compared(ledger: _Settled) -> Iterator[Row]:
-    for _, rows in ledger.rows_between(0, None, _COMPARED):  # with all keys, in memory by parts
+    for _, rows in ledger.batches(_COMPARED):  # with all keys, in memory by parts
         yield from rows
 
 

@@ -120,7 +120,6 @@ class Ledger:
         self.location = store.url
         self._revisions = Revisions(store)
         self._count = 0
-        self._kept: tuple[Segment, tuple[str, ...], list[tuple[int, list[Row]]]] | None = None
         if not writing:
             self._revisions.current()
             return
@@ -178,19 +177,18 @@ class Ledger:
         and when files are merged."""
         return [segment.name for segment in self._segments()]
 
-    def rows_between(
-        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
-    ) -> Iterator[tuple[int, list[Row]]]:
-        """Yield number and rows of each settled batch above ``after`` and up to ``until``, oldest
-        first, with None in columns that are not asked for."""
+    def batches(self, columns: Sequence[str] = Row._fields) -> Iterator[tuple[int, list[Row]]]:
+        """Yield number and rows of each settled batch, oldest first, with None in columns that are
+        not asked for."""
         tries_left = _TRIES
+        after = 0
         while True:
             try:
                 for segment in self._segments():
-                    if segment.last <= after or (until is not None and segment.first > until):
+                    if segment.last <= after:
                         continue
-                    for number, rows in self._batches(segment, tuple(columns), after, until):
-                        if after < number and (until is None or number <= until):
+                    for number, rows in self._read(segment, columns):
+                        if after < number:
                             after = number
                             yield number, rows
                 return
@@ -203,18 +201,12 @@ class Ledger:
         """Yield number and rows of all settled batches, oldest first, small batches together: up to
         about ``most`` rows, or one batch."""
         group: list[tuple[int, list[Row]]] = []
-        for number, rows in self.rows_between(0):
+        for number, rows in self.batches():
             if group and sum(len(batch) for _, batch in group) + len(rows) > most:
                 yield group
                 group = []
             group.append((number, rows))
         yield group
-
-    def settled_up_to(self) -> int:
-        """Return the number of the newest settled batch with no pending batch before it, 0 if there
-        is none. Every batch that is settled later has a higher number."""
-        state = self._revisions.current()
-        return min(state.pending, default=state.next) - 1
 
     def replace_all(self, batches: Mapping[int, Sequence[Row]]) -> None:
         """Replace settled batches by the same rows with keys that were wrapped again, each batch
@@ -224,13 +216,13 @@ class Ledger:
                 old = self._read(segment, Row._fields)
                 new = [(number, batches.get(number, rows)) for number, rows in old]
                 self._write(new, [segment])
-        self._kept = None
 
     def compact(self) -> tuple[int, int]:
         """Store settled batches in fewer files. Rows and numbers of batches do not change. Needs a
         ledger that is open for writing. Return the number of files before and after."""
-        until = self.settled_up_to()
-        present = [segment for segment in self._segments() if segment.last <= until]
+        state = self._revisions.current()
+        until = min(state.pending, default=state.next)
+        present = [segment for segment in self._segments() if segment.last < until]
         before = len(present)
         files = 0
         while present:
@@ -246,7 +238,6 @@ class Ledger:
             if len(run) > 1:
                 self._write(batches, run)
             files += 1
-        self._kept = None
         return before, files
 
     def claim(self) -> Claim | None:
@@ -337,7 +328,7 @@ class Ledger:
         ``pending`` adds the pending ones, in the order of their batches."""
         # Before the settled ones, so that a batch which is settled meanwhile is not missed.
         batches: dict[int, Sequence[Row]] = dict(self.pending()) if pending else {}
-        batches.update(self.rows_between(0, None, columns))
+        batches.update(self.batches(columns))
         return [row for number in sorted(batches) for row in batches[number]]
 
     def done(
@@ -361,7 +352,7 @@ class Ledger:
         """Put into ``newest`` what ``fact_of`` makes of each row that ``done`` returns. Besides
         that, one batch at a time is in memory."""
         names = [*columns, "operation", "status", "target"]
-        for _, rows in self.rows_between(0, None, names):
+        for _, rows in self.batches(names):
             for row in rows:
                 if row.operation != operation or not row.target.startswith(below):
                     continue
@@ -385,16 +376,6 @@ class Ledger:
     def _read(self, segment: Segment, columns: Sequence[str]) -> list[tuple[int, list[Row]]]:
         data = self._store.read(segment.name)
         return read_batches(data, segment, columns, self._store.url_of(segment.name))
-
-    def _batches(
-        self, segment: Segment, columns: tuple[str, ...], after: int, until: int | None
-    ) -> list[tuple[int, list[Row]]]:
-        if after < segment.first and (until is None or segment.last <= until):
-            return self._read(segment, columns)
-        # Merged batches are often asked for one after the other.
-        if self._kept is None or self._kept[:2] != (segment, columns):
-            self._kept = segment, columns, self._read(segment, columns)
-        return self._kept[2]
 
     def _write(self, batches: Sequence[Numbered], old: Sequence[Segment]) -> None:
         """Write a file with all batches of the files ``old``, which takes their place."""

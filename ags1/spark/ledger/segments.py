@@ -4,7 +4,7 @@
     batch-<first>-<last>.….parquet          merged batches; the Parquet footer has their lengths
     batch-….parquet                         of an earlier version, in a folder
 
-A batch keeps its number when it is merged, so a stream goes on where it was. Knows no storage.
+A batch keeps its number when it is merged. Knows no storage.
 """
 
 from __future__ import annotations

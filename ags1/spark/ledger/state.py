@@ -52,7 +52,7 @@ from .rows import damaged
 from .segments import segments
 from .store import BUSY, Store, create
 
-# Less than the minute for which a stream's commit waits.
+# Less than the minute for which a write of the data source waits.
 LEASE_SECONDS = 45.0
 RENEWAL_SECONDS = 10.0
 # Revisions that stay for readers who have listed them already.
