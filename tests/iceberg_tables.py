@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ags1
 from ags1.iceberg import EncryptedTable, open_table
+from ags1.keys.envelope import encryption_keys_to_dicts
 from ags1.kms import KmsClient, from_properties
 
 TABLES = Path(__file__).parent / "tables"
@@ -66,6 +69,32 @@ def unpin(catalog: Any) -> None:
     with catalog.engine.begin() as connection:
         statement = "DELETE FROM iceberg_namespace_properties WHERE property_key LIKE 'ags1.pin.%'"
         connection.execute(text(statement))
+
+
+def with_statistics(table: EncryptedTable, data: bytes) -> EncryptedTable:
+    """Give the current snapshot an encrypted statistics file, in the draft form of apache/iceberg
+    17533; return the table."""
+    manager = table.view().manager
+    sealed, km = ags1.encrypt(data)
+    snapshot_id = table.metadata.current_snapshot_id
+    location = f"{table.location()}/metadata/{uuid.uuid4()}.stats"
+    Path(location.removeprefix("file://")).write_bytes(sealed)
+    entry = {
+        "snapshot-id": snapshot_id,
+        "statistics-path": location,
+        "file-size-in-bytes": len(sealed),
+        "file-footer-size-in-bytes": 4,
+        "key-id": manager.add_manifest_list_key(km),
+        "blob-metadata": [],
+    }
+
+    def change(metadata: dict[str, Any]) -> None:
+        metadata["encryption-keys"] = encryption_keys_to_dicts(manager.encryption_keys)
+        others = metadata.get("statistics") or ()
+        kept = [other for other in others if other["snapshot-id"] != snapshot_id]
+        metadata["statistics"] = [*kept, entry]
+
+    return rewritten(table, change)
 
 
 def rewritten(table: EncryptedTable, change: Callable[[dict[str, Any]], Any]) -> EncryptedTable:

@@ -71,7 +71,7 @@ TABLES: Story = [
     ("docs/tables/types.md", [""]),
     ("docs/tables.md", ["Without a catalog"]),
     ("docs/tables/libraries.md", ["", "Polars", "Dask, Ray and Daft"]),
-    ("docs/tables/maintenance.md", ["", "Encrypted statistics"]),
+    ("docs/tables/maintenance.md", [""]),
     ("docs/tables/erasing.md", [""]),
     ("docs/tables.md", ["From the shell"]),
 ]

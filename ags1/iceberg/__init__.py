@@ -25,7 +25,6 @@ from .read.snapshots import EncryptedManifest, EncryptedSnapshot
 from .storage.table_files import TableFiles
 from .table import EncryptedTable, open_table
 from .transaction import EncryptedTransaction
-from .write.statistics import StatisticsBlob
 
 __all__ = [
     "ChangelogScanTask",
@@ -44,7 +43,6 @@ __all__ = [
     "OrphanFiles",
     "PlainTableWarning",
     "Rekeyed",
-    "StatisticsBlob",
     "TableFiles",
     "TableHealth",
     "TableVerification",

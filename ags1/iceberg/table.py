@@ -37,7 +37,6 @@ from .operations.expire_snapshots import EncryptedMaintenance, expire_snapshots
 from .operations.orphans import remove_orphan_files
 from .operations.rekey import rekey
 from .operations.rotation import prune_keys, rewrap_keys, rotate_keys
-from .operations.statistics import read_statistics, write_statistics
 from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
@@ -153,8 +152,6 @@ class EncryptedTable(TableSession):
     expire_snapshots = expire_snapshots
     erase_deleted_rows = erase_deleted_rows
     remove_orphan_files = remove_orphan_files
-    read_statistics = read_statistics
-    write_statistics = write_statistics
 
     def transaction(self) -> EncryptedTransaction:
         """Return a transaction, which commits several changes as one. Raises NotImplementedError if

@@ -411,12 +411,11 @@ class EncryptedTransaction(BuiltTransaction):
 
     def update_statistics(self, *, allow_plaintext: bool = False) -> UpdateStatistics:
         """Set or remove statistics files. They are not encrypted and reveal something of the data,
-        so this raises NotEncryptedError unless ``allow_plaintext`` is true. The table's
-        ``write_statistics`` encrypts them."""
+        so this raises NotEncryptedError unless ``allow_plaintext`` is true."""
         if not allow_plaintext:
             raise NotEncryptedError(
                 "statistics files are not encrypted and reveal something of an encrypted table's "
-                "data: use the table's write_statistics, or pass allow_plaintext=True"
+                "data: pass allow_plaintext=True if that is meant"
             )
         self._allows_plaintext = True
         return UpdateStatistics(transaction=self)

@@ -1,14 +1,15 @@
-"""Statistics files of an encrypted table: what metadata.json says of them, and what is in them.
+"""Statistics files of an encrypted table: what metadata.json says of them.
 
 Up to Iceberg 1.12, Java writes statistics unencrypted. The open pull request apache/iceberg 17533
-adds a ``key-id`` to their entries in metadata.json, and 17417 implements it for table statistics::
+adds a ``key-id`` to their entries in metadata.json, and 17417 implements it for table statistics.
+We do not write them, but keep such keys, and verify such files::
 
     metadata.json   statistics:       {snapshot-id, statistics-path, …, key-id}
                     encryption-keys:  {key-id, encrypted-key-metadata, encrypted-by-id: the KEK}
     Puffin file     encrypted as AGS1 with the key in that key metadata
 
 The key of a statistics file is wrapped in the same way as that of a manifest list. The entries of
-statistics are not authenticated. Unencrypted files are not either, so a caller must allow them.
+statistics are not authenticated.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyiceberg.table.puffin import PuffinFile
-
-from ...errors import Ags1Error, MetadataIntegrityError, NotEncryptedError
+from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
 from ..storage.table_files import TableFiles
 
@@ -61,50 +60,3 @@ def statistics_key(entry: Mapping[str, Any], files: TableFiles) -> KeyMetadata |
             file=location,
         )
     return key_metadata
-
-
-def read_statistics(
-    entry: Mapping[str, Any], files: TableFiles, *, allow_plaintext: bool = False
-) -> PuffinFile:
-    """Return the Puffin file of an entry in ``statistics``.
-
-    Raises NotEncryptedError if the entry names no key, unless ``allow_plaintext`` is true;
-    MetadataIntegrityError if the file is not a Puffin file, or if its blobs are not those of the
-    entry; AuthenticationError, TruncatedError and OSError; and as ``statistics_key``.
-    """
-    location = entry["statistics-path"]
-    key_metadata = statistics_key(entry, files)
-    if key_metadata is not None:
-        data = files.read_encrypted(location, key_metadata)
-    elif allow_plaintext:
-        with files.open_stored(location) as stream:
-            data = stream.read(entry["file-size-in-bytes"])
-    else:
-        raise NotEncryptedError(
-            "the metadata has no key for this statistics file. Either the file is unencrypted, "
-            "as Java writes it, or a writer that does not know key-id has removed the "
-            "key-id. Pass allow_plaintext=True if it is unencrypted; nothing authenticates it then",
-            file=location,
-        )
-    try:
-        puffin = PuffinFile(data)
-    except (IndexError, ValueError):
-        raise MetadataIntegrityError(
-            "the statistics file is not a Puffin file that can be read: write it again",
-            file=location,
-        ) from None
-    found = [
-        (b.type, b.snapshot_id, b.sequence_number, list(b.fields), b.properties)
-        for b in puffin.footer.blobs
-    ]
-    stated = [
-        (b["type"], b["snapshot-id"], b["sequence-number"], b["fields"], b.get("properties") or {})
-        for b in entry["blob-metadata"]
-    ]
-    if found != stated:
-        raise MetadataIntegrityError(
-            "the statistics file has other blobs than the metadata says: somebody has changed the "
-            "metadata or replaced the file",
-            file=location,
-        )
-    return puffin

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from iceberg_tables import memory_kms, unpin
+from iceberg_tables import memory_kms, unpin, with_statistics
 from opened_files import OpenedFiles
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -25,7 +25,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType
 
 from ags1.errors import KmsUnavailableError
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, Erasure, StatisticsBlob, verify_table
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, Erasure, verify_table
 from ags1.iceberg.operations import erase as erasing
 from ags1.iceberg.operations.erase import earlier_snapshots
 from ags1.iceberg.storage.output import TableOutput
@@ -358,20 +358,20 @@ def test_a_folder_that_was_not_searched_is_told(catalog: EncryptedCatalog, tmp_p
 
 def test_encrypted_statistics_go_with_their_snapshots_and_keys(catalog: EncryptedCatalog) -> None:
     table = filled(catalog, **{"encryption.keys.prune-on-commit": "true"})
-    blob = StatisticsBlob("theta", [1], b"erase-me")
-    table.write_statistics([blob], encrypted_statistics="draft-17533")
+    table = with_statistics(table, b"PFA1 erase-me")
     table.delete("id in (2, 5)")
-    table.write_statistics([blob], encrypted_statistics="draft-17533")
+    table = with_statistics(table, b"PFA1 erase-me")
     assert kinds(table.erase_deleted_rows(dry_run=True)) == {"orphans-not-searched"}
     assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched"}
     assert list((folder_of(table) / "metadata").glob("*.stats")) == []
     # Those of the manifest list and of its KEK.
     assert len(table.version.json["encryption-keys"]) == 2
-    table.write_statistics([blob], encrypted_statistics="draft-17533")
+    table = with_statistics(table, b"PFA1 erase-me")
     done = table.erase_deleted_rows()
     [told] = [r for r in done.remaining if r.kind == "statistics"]
     assert "not encrypted" not in told.message
-    assert table.read_statistics().footer.blobs[0].type == "theta"
+    assert len(list((folder_of(table) / "metadata").glob("*.stats"))) == 1
+    assert verify_table(table).ok
 
 
 def test_files_outside_the_tables_folders_are_told(

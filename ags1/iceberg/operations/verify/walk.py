@@ -24,7 +24,7 @@ from ...read.snapshots import (
     EncryptedSnapshot,
     parsed,
 )
-from ...read.statistics import list_statistics, read_statistics, statistics_key
+from ...read.statistics import list_statistics, statistics_key
 from .checks import TICK_SECONDS, Check, CheckKind, Tick
 from .file_index import FileIndex, SnapshotIds
 from .findings import Finding, Findings, finding_of
@@ -140,7 +140,7 @@ class TableWalk:
         """Read the manifests; yield the checks of the files that they and the metadata name."""
         yield from self._read_plaintext_manifests()
         yield from self._read_encrypted_manifests()
-        for name, entry in list_statistics(self._json):
+        for _, entry in list_statistics(self._json):
             location, ids = entry["statistics-path"], (entry["snapshot-id"],)
             try:
                 key_metadata = statistics_key(entry, self._files)
@@ -157,10 +157,7 @@ class TableWalk:
                 yield Check(CheckKind.STATISTICS, location, ids)
                 continue
             try:
-                if name == "statistics":
-                    read_statistics(entry, self._files)
-                else:
-                    self._files.read_encrypted(location, key_metadata)
+                self._files.read_encrypted(location, key_metadata)
             except (Ags1Error, OSError) as error:
                 self._findings.append(finding_of(error, location, ids))
             else:
