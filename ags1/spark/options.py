@@ -18,6 +18,7 @@ from ..kms.properties import Properties
 from ..kms.settings import Settings
 from .keys import FileKeys, KmsConfig
 
+INNER_FORMATS = ("text", "csv", "parquet", "avro")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _UNITS |= {f"{unit}b": size for unit, size in _UNITS.items()}
 
@@ -94,6 +95,18 @@ def size(options: Mapping[str, str], name: str, default: int) -> int:
     if parts is None or parts[2] not in _UNITS or int(parts[1]) < 1:
         raise ValueError(f"the option {name!r} has to be a number of bytes above 0, not {text!r}")
     return int(parts[1]) * _UNITS[parts[2]]
+
+
+def inner(options: Mapping[str, str]) -> str:
+    """Return the format of the rows inside encrypted files, empty if it is not given. Raises
+    ValueError for one that is not known."""
+    name = options.get("inner", "").lower()
+    if name and name not in INNER_FORMATS:
+        json = ". JSON lines are text, for Spark's from_json and to_json" if name == "json" else ""
+        raise ValueError(
+            f"the option 'inner' has to be text, csv, parquet or avro, not {name!r}{json}"
+        )
+    return name
 
 
 def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:

@@ -1,7 +1,7 @@
 """The data source "ags1": encrypted files as rows.
 
 ``spark.read.format("ags1").load(path)`` has a row for each run of blocks: path, offset, length,
-content. With ``.option("inner", "text"|"csv"|"json"|"parquet"|"avro")`` the rows are those inside
+content. With ``.option("inner", "text"|"csv"|"parquet"|"avro")`` the rows are those inside
 the files. The driver lists the files and opens one of them at most, for its columns.
 
 Options: ``columns`` (names separated by commas; other columns are not decoded), ``partSize`` (what
@@ -25,7 +25,7 @@ from ..arrow_rows import spark_schema
 from ..planning_errors import in_few_words
 from ..registration import register_source
 from .encrypted_files import open_whole
-from .format_readers import inner_format
+from .format_readers import InnerFormat, inner_format
 from .reader import FilesReader, find_files
 from .writer import FilesWriter
 
@@ -52,8 +52,8 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
         """Return the columns; with ``inner``, those of the first file. Raises ValueError for bad
         options, FileNotFoundError, and what opening the file raises."""
         self._check(known.READ)
-        name = self.options.get("inner")
-        columns = _ROWS if not name else self._inner_schema(name)
+        inner = inner_format(self.options)
+        columns = _ROWS if inner is None else self._inner_schema(inner)
         return _chosen(columns, opt.names(self.options.get("columns")))
 
     @in_few_words
@@ -72,8 +72,7 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
         opt.refuse_secrets(self.options)
         known.check(self.options, known.of_files(self.options.get("inner") or ""), direction)
 
-    def _inner_schema(self, name: str) -> StructType:
-        inner = inner_format(name, self.options)
+    def _inner_schema(self, inner: InnerFormat) -> StructType:
         files, sidecars = find_files(self.options)
         if not files:
             raise ValueError("there are no files to take the columns from: give a schema")

@@ -1,12 +1,12 @@
-"""Reads text, CSV, JSON lines, Parquet and Avro inside encrypted files as Arrow batches. Each
-format tells a file's columns and reads the rows of a part of it. Text, CSV and JSON are split by
-lines, Parquet by row groups, Avro by its sync markers. Knows nothing of keys and of Spark."""
+"""Reads text, CSV, Parquet and Avro inside encrypted files as Arrow batches. Each format tells a
+file's columns and reads the rows of a part of it. Text and CSV are split by lines, Parquet by row
+groups, Avro by its sync markers. Knows nothing of keys and of Spark."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -18,7 +18,6 @@ from ...errors import FormatError
 from ...row_groups import row_group_starts
 from .. import options as opt
 from .encrypted_files import OpenPart
-from .json_rows import Json
 from .lines import CHUNK_SIZE, SAMPLE_SIZE, line_start, whole_lines, with_line_feeds
 
 _BATCH_ROWS = 1 << 16
@@ -36,19 +35,16 @@ class InnerFormat(Protocol):
         ...
 
 
-def inner_format(name: str, options: Mapping[str, str]) -> InnerFormat:
-    """Return the format of that name, with its options. Raises ValueError."""
-    name = name.lower()
-    if name == "csv":
-        return Csv(options)
+def inner_format(options: Mapping[str, str]) -> InnerFormat | None:
+    """Return the format that the options name, None if they name none. Raises ValueError."""
+    name = opt.inner(options)
     if name == "avro":
         from .avro_rows import Avro  # optional: needs the extra "iceberg"
 
         return Avro()
-    kinds: dict[str, Callable[[], InnerFormat]] = {"text": Text, "json": Json, "parquet": Parquet}
-    if name in kinds:
-        return kinds[name]()
-    raise ValueError(f"the option 'inner' has to be text, csv, json, parquet or avro, not {name!r}")
+    if name == "csv":
+        return Csv(options)
+    return {"": None, "text": Text(), "parquet": Parquet()}[name]
 
 
 class Text:

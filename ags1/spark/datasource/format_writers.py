@@ -1,6 +1,6 @@
 """Writes Arrow batches as encrypted files of several formats.
 
-Text, CSV, JSON lines and Parquet are written through an AGS1 stream, Avro as Iceberg's data files
+Text, CSV and Parquet are written through an AGS1 stream, Avro as Iceberg's data files
 are, which any reader of Avro reads. Rows are kept in memory only until they fill a row group. Knows
 nothing of wrapped keys and of Spark.
 """
@@ -18,9 +18,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ...stream import open as open_stream
 from .. import options as opt
-from . import json_rows
 
-EXTENSIONS = {"text": "txt", **{name: name for name in ("csv", "json", "parquet", "avro")}}
 _ROW_GROUP_SIZE = 64 << 20
 
 
@@ -34,8 +32,6 @@ def check_columns(inner: str, schema: pa.Schema) -> None:
     binary = [f.name for f in schema if pa.types.is_binary(f.type)]
     if inner == "csv" and binary:
         raise ValueError(f"CSV cannot hold the binary column {binary[0]!r}: cast it with base64()")
-    if inner == "json":
-        json_rows.check_columns(schema)
     if inner == "avro":
         from .avro_rows import schema_for
 
@@ -75,9 +71,8 @@ def write_file(
                 for batch in rows:
                     text.write_batch(batch)
         else:
-            lines = json_rows.json_lines if inner == "json" else _text_lines
             for batch in rows:
-                writer.write(lines(batch))
+                writer.write(_text_lines(batch))
     return writer.key_metadata
 
 

@@ -1,4 +1,4 @@
-"""The lines of a part of a file, for text, CSV and JSON. A line belongs to the part in which it
+"""The lines of a part of a file, for text and CSV. A line belongs to the part in which it
 begins, so that adjoining parts have each line once. As with Hadoop's readers, a line ends with a
 line feed, a carriage return, or both. Knows nothing of what is in a line."""
 

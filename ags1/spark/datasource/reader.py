@@ -33,8 +33,7 @@ from .encrypted_files import (
     open_part,
     plan,
 )
-from .format_readers import InnerFormat, inner_format
-from .json_rows import check_columns
+from .format_readers import inner_format
 
 _NO_KEYS = "the ledger has no key for any of these files: give the ledger that encrypted them"
 # Bytes of a row's content, if blocks are smaller, and of a batch's.
@@ -58,10 +57,7 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
         self._options = options
         self._schema = schema
         self._keys: FileKeys = opt.opening_keys(options)
-        name = options.get("inner")
-        self._inner: InnerFormat | None = inner_format(name, options) if name else None
-        if name and name.lower() == "json":
-            check_columns(arrow_schema(schema))
+        self._inner = inner_format(options)
 
     @in_few_words
     def partitions(self) -> list[FilesPartition]:

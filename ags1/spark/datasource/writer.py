@@ -38,7 +38,7 @@ from ..storage.places import absolute, open_storage
 from ..workers import end_of_task
 from . import staging
 from .encrypted_files import encrypted_below
-from .format_writers import EXTENSIONS, check_columns, write_file
+from .format_writers import check_columns, write_file
 from .ledger_commit import NewFile, commit_to_ledger, ledger_rows, remove_with_sidecar, take_back
 
 
@@ -63,9 +63,9 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         (path,) = opt.paths(options)
         if local_path(path) is None and not options.get("ledger"):
             raise NotImplementedError(f"{path}: a URL can only be written with the option 'ledger'")
-        self._inner = options.get("inner", "").lower()
-        if self._inner not in EXTENSIONS:
-            raise ValueError(f"the option 'inner' has to be one of {', '.join(EXTENSIONS)}")
+        self._inner = opt.inner(options)
+        if not self._inner:
+            raise ValueError(f"rows need the option 'inner', one of {', '.join(opt.INNER_FORMATS)}")
         self._columns = arrow_schema(schema)
         check_columns(self._inner, self._columns)
         self._folder = absolute(path)
@@ -87,7 +87,8 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         if number and not first:
             return WrittenFile(None)
         unique = uuid.uuid4().hex[:8]
-        name = f"part-{number:05d}-{self._job_id}-{unique}.{EXTENSIONS[self._inner]}"
+        extension = "txt" if self._inner == "text" else self._inner
+        name = f"part-{number:05d}-{self._job_id}-{unique}.{extension}"
 
         def write(path: str) -> KeyMetadata:
             return write_file(self._inner, path, self._columns, chain(first, rows), self._options)
