@@ -48,10 +48,7 @@ _PLACE = KnownOptions.of("path paths")
 _OPENED = _KMS | KnownOptions.of("path catalog require-encrypted location-map", "catalog.")
 _TABLE = _OPENED | KnownOptions.of("case-sensitive")
 _TABLE_ROWS = KnownOptions.of("filter columns partSize")
-_SNAPSHOT = KnownOptions.of(
-    "snapshot-id branch tag as-of-timestamp versionAsOf timestampAsOf "
-    "start-snapshot-id end-snapshot-id"
-)
+_SNAPSHOT = KnownOptions.of("snapshot-id branch as-of-timestamp")
 _TABLE_OUTPUT = KnownOptions.of("branch", "snapshot-property.")
 _TABLE_WRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwriteMode")
 

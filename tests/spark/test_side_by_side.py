@@ -50,8 +50,8 @@ def test_each_reads_what_the_other_has_written(tmp_path: Path) -> None:
     assert said["shared by us"] == said["shared, expected"]
     assert said["snapshots"] == 4
     pairs = {name: pair for name, pair in said.items() if name.startswith(("read", "overwritten"))}
-    assert len(pairs) == 9
+    assert len(pairs) == 6
     for name, (java_s, ours) in pairs.items():
         assert ours == java_s, name
     assert 20 < len(said["overwritten"][0]) < 400
-    assert len({str(java_s) for java_s, _ in pairs.values()}) > 5
+    assert len({str(java_s) for java_s, _ in pairs.values()}) > 3

@@ -18,21 +18,22 @@ from ..pyiceberg.expressions import parse_filter
 from ..read.filters import bound_filter
 from ..read.metadata_columns import METADATA_NAMES
 from ..read.records import ContentFile
+from ..read.scan import EncryptedScan
 from ..table import EncryptedTable, open_table
 from .executors import FileChecks, FileRewrites
-from .scan import Scan, ScanJob
+from .scan import ScanJob
 from .write import WriteJob
 
 __all__ = [
     "METADATA_NAMES",
     "ContentFile",
     "EncryptedCatalog",
+    "EncryptedScan",
     "EncryptedTable",
     "FileChecks",
     "FileRewrites",
     "MigrationResult",
     "Rekeyed",
-    "Scan",
     "ScanJob",
     "TableVerification",
     "WriteJob",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
@@ -21,7 +21,7 @@ from ..pyiceberg.arrow import arrow_schema
 from ..read.filters import bound_filter
 from ..read.metadata import parse_metadata
 from ..read.metadata_columns import filtered_schema
-from ..read.scan import EncryptedIncrementalScan, EncryptedScan
+from ..read.scan import EncryptedScan
 from ..read.splits import splits_of
 from ..read.tasks import TaskReader
 from ..spec.column_types import as_stored, check_readable
@@ -29,8 +29,6 @@ from ..spec.constants import POSITION_ID, ROW_ID
 from ..table import EncryptedTable
 from .sealed import JobKey, SentFile, without_history
 from .tasks import JobTable
-
-Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
 class SealedTask(NamedTuple):
@@ -52,7 +50,7 @@ class ScanJob:
     key: JobKey = field(compare=False)
 
     @staticmethod
-    def columns(scan: Scan) -> pa.Schema:
+    def columns(scan: EncryptedScan) -> pa.Schema:
         """Return the columns of a scan's rows. Raises UnsupportedTypeError for a column that cannot
         be read."""
         check_readable(scan.projection(), "give the option 'columns'")
@@ -62,7 +60,7 @@ class ScanJob:
     def plan(
         cls,
         table: EncryptedTable,
-        scan: Scan,
+        scan: EncryptedScan,
         tasks: Iterable[FileScanTask],
         job_table: JobTable,
         part_size: int,
@@ -71,9 +69,7 @@ class ScanJob:
         """Return the job of a scan of ``table``, which has a snapshot, and for each data file its
         parts, of about ``part_size`` bytes, with the file's size in bytes. ``projected`` are the
         columns to read, by default the scan's. Raises KmsError."""
-        snapshot: Any = scan.table_metadata.current_snapshot()
-        if isinstance(scan, EncryptedScan):
-            snapshot = scan.snapshot()
+        snapshot: Any = scan.snapshot()
         key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
         projected = as_stored(scan.projection()) if projected is None else projected
         metadata = without_history(table.view().metadata)

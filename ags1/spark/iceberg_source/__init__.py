@@ -7,7 +7,7 @@ does not have::
     df.write.format("ags1-iceberg").option("catalog", "prod").mode("append").save("db.table")
 
     reader           the driver plans the scan; a task reads some files, or a part of one
-    snapshots        which snapshot, or which appended rows, the options name
+    snapshots        which snapshot the options name
     column_names     names of columns, with case or without
     writer           batches: append, overwrite
 

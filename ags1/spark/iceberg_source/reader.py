@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ...iceberg.distributed import (
+    EncryptedScan,
     EncryptedTable,
-    Scan,
     ScanJob,
     bound_filter,
     parse_filter,
@@ -31,7 +31,9 @@ from .column_names import name_now, naming
 from .snapshots import Pin, resolve_pin
 
 
-def build_scan(table: EncryptedTable, options: Mapping[str, str], pin: Pin | None = None) -> Scan:
+def build_scan(
+    table: EncryptedTable, options: Mapping[str, str], pin: Pin | None = None
+) -> EncryptedScan:
     """Return the scan that the options describe, of the version ``pin``; by default, of the one
     that the options name. Raises ValueError, also for a column or a version that does not exist,
     and UnsupportedTypeError."""
@@ -43,16 +45,7 @@ def build_scan(table: EncryptedTable, options: Mapping[str, str], pin: Pin | Non
     row_filter = parse_option_filter(options, schema=schema, frame=frame)
     own_name = naming(options, frame)
     columns = tuple(map(own_name, opt.names(options.get("columns")))) or ("*",)
-    scan: Scan
-    if pin.start is not None:
-        scan = table.incremental_append_scan(
-            from_snapshot_id_exclusive=pin.start,
-            to_snapshot_id_inclusive=pin.snapshot_id,
-            row_filter=row_filter,
-            selected_fields=columns,
-        )
-    else:
-        scan = table.scan(row_filter, columns, snapshot_id=chosen)
+    scan = table.scan(row_filter, columns, snapshot_id=chosen)
     version = {"current_snapshot_id": pin.snapshot_id, "current_schema_id": pin.schema_id}
     scan = scan.update(table_metadata=scan.table_metadata.model_copy(update=version))
     ScanJob.columns(scan)  # raises UnsupportedTypeError
@@ -101,7 +94,7 @@ class TablePartition(InputPartition):  # type: ignore[misc]
 def plan_partitions(
     table: EncryptedTable,
     options: Mapping[str, str],
-    scan: Scan,
+    scan: EncryptedScan,
     tasks: list[FileScanTask],
     projected: Schema | None = None,
 ) -> list[TablePartition]:
