@@ -62,14 +62,10 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
     @in_few_words
     def partitions(self) -> list[FilesPartition]:
         """Return the tasks. Raises FileNotFoundError, ValueError."""
-        # Without any partition Spark would call read(None).
-        return self.tasks(*find_files(self._options)) or [FilesPartition([])]
-
-    def tasks(self, files: list[Listed], sidecars: Mapping[str, str]) -> list[FilesPartition]:
-        """Return the tasks that read these files; ``sidecars`` as for ``plan``. Raises
-        ValueError."""
         part_size = opt.size(self._options, "partsize", PART_SIZE)
-        return [FilesPartition(parts) for parts in plan(files, part_size, sidecars)]
+        files, sidecars = find_files(self._options)
+        # Without any partition Spark would call read(None).
+        return [FilesPartition(p) for p in plan(files, part_size, sidecars)] or [FilesPartition([])]
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows. Raises as ``open_part``, and FormatError."""

@@ -12,13 +12,13 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, cast
 
 from pyiceberg.manifest import FileFormat
 
@@ -47,8 +47,6 @@ _PLAIN_FORMATS = {
 
 # Called about ten times a second, in the waiting thread. If it raises, the work ends.
 Tick: TypeAlias = "Callable[[], object]"
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 class CheckKind(str, Enum):
@@ -104,38 +102,6 @@ class CheckExecutor(Protocol):
         ...
 
 
-def run_each(
-    pool: Executor,
-    threads: int,
-    work: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    tick: Tick,
-) -> Iterator[_Result]:
-    """Yield ``work(item)`` for all items, as they finish. Raises as ``work`` and ``tick``."""
-    done: SimpleQueue[Future[_Result]] = SimpleQueue()
-    running = 0
-
-    def finished() -> Iterator[_Result]:
-        nonlocal running
-        try:
-            future = done.get(timeout=TICK_SECONDS)
-        except Empty:
-            pass
-        else:  # outside the try: ``work`` may have raised Empty
-            running -= 1
-            yield future.result()
-        tick()
-
-    for item in items:
-        while running >= 4 * threads:
-            yield from finished()
-        pool.submit(work, item).add_done_callback(done.put)
-        running += 1
-        tick()
-    while running:
-        yield from finished()
-
-
 class CheckThreads:
     """Does checks in ``pool``, which has ``threads`` threads, on ``cpus`` CPUs."""
 
@@ -149,7 +115,28 @@ class CheckThreads:
     ) -> Generator[Outcome, None, None]:
         """Yield the outcome of each check, as they finish."""
         checker = FileChecker(files, meter, self._cpus)
-        yield from run_each(self._pool, self._threads, checker, checks, tick)
+        done: SimpleQueue[Future[Outcome]] = SimpleQueue()
+        running = 0
+
+        def finished() -> Iterator[Outcome]:
+            nonlocal running
+            try:
+                future = done.get(timeout=TICK_SECONDS)
+            except Empty:
+                pass
+            else:  # outside the try: a check may have raised Empty
+                running -= 1
+                yield future.result()
+            tick()
+
+        for check in checks:
+            while running >= 4 * self._threads:
+                yield from finished()
+            self._pool.submit(checker, check).add_done_callback(done.put)
+            running += 1
+            tick()
+        while running:
+            yield from finished()
 
 
 class FileChecker:
