@@ -62,13 +62,15 @@ def test_tables_that_spark_creates(lake: Lake) -> None:
     source = lake.create(listed(ROWS))
     for statement in ("CREATE TABLE", "CREATE OR REPLACE TABLE", "REPLACE TABLE"):
         table = source + "_made" if statement != "CREATE OR REPLACE TABLE" else source + "_other"
+        place = f"file://{lake.folder}/elsewhere/{table}"
         lake.sql(
-            f"{statement} {{c}}.{table} USING iceberg {ENCRYPTED} AS "
+            f"{statement} {{c}}.{table} USING iceberg LOCATION '{place}' {ENCRYPTED} AS "
             f"SELECT id, '{statement}' AS carrier FROM {{t}}",
             source,
         )
         loaded = lake.check(table, dict.fromkeys(ROWS, statement))
         assert loaded.metadata.properties["encryption.key-id"] == "default"
+        assert loaded.location().removeprefix("file:").lstrip("/") == place[8:]
     table = lake.new_name()
     lake.sql(
         f"CREATE TABLE {{t}} (id BIGINT, carrier STRING) USING iceberg "
