@@ -67,7 +67,6 @@ VAULT: Story = [("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys 
 MANAGER: Story = [("docs/keys.md", ["In Python"])]
 TABLES: Story = [
     ("docs/tables.md", ["A catalog", "Writing", "Reading"]),
-    ("docs/tables/changes.md", [""]),
     ("docs/tables/types.md", [""]),
     ("docs/tables.md", ["Without a catalog"]),
     ("docs/tables/libraries.md", ["", "Polars", "Dask, Ray and Daft"]),

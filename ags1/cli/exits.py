@@ -124,7 +124,6 @@ EXPECTED = (Ags1Error, OSError, MemoryError)
 
 # The options of the library's parameters, where they do not have the same name.
 _OPTIONS = {
-    "from_snapshot_id_exclusive": "--from",
     "prefix_mismatch_mode": "--prefix-mismatch",
     "selected_fields": "--columns",
     "trusted_key_ids": "--key",
@@ -154,7 +153,7 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
     if isinstance(error, MemoryError):
         cause = "not enough memory"
     elif isinstance(error, OSError):
-        cause = with_option(error.strerror or str(error), error)
+        cause = error.strerror or str(error)
         if isinstance(error, FileExistsError) and cause == os.strerror(errno.EEXIST):
             cause = "exists already (--force overwrites it)"
         if isinstance(error.filename, (str, bytes)):

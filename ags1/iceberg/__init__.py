@@ -17,8 +17,6 @@ from .operations.orphans import OrphanFiles
 from .operations.rekey import Rekeyed
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
-from .read.changelog_planning import ChangelogScanTask
-from .read.changes import EncryptedChangelogScan
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
@@ -27,11 +25,9 @@ from .table import EncryptedTable, open_table
 from .transaction import EncryptedTransaction
 
 __all__ = [
-    "ChangelogScanTask",
     "Compacted",
     "ContentFile",
     "EncryptedCatalog",
-    "EncryptedChangelogScan",
     "EncryptedManifest",
     "EncryptedScan",
     "EncryptedSnapshot",

@@ -7,9 +7,8 @@ the same methods as PyIceberg but none of its code, because that code would writ
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pyiceberg.catalog.noop import NoopCatalog
@@ -40,7 +39,6 @@ from .operations.rotation import prune_keys, rewrap_keys, rotate_keys
 from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
-from .read.changes import EncryptedChangelogScan
 from .read.metadata import not_encrypted, read_metadata, table_key_id
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec.column_types import as_stored, readable
@@ -201,69 +199,6 @@ class EncryptedTable(TableSession):
             limit=limit,
             from_snapshot_id=from_snapshot_id_exclusive,
             to_snapshot_id=to_snapshot_id_inclusive,
-        )
-
-    def changelog_scan(
-        self,
-        *,
-        from_snapshot_id_exclusive: int | None = None,
-        to_snapshot_id_inclusive: int | None = None,
-        from_time_exclusive: datetime | None = None,
-        to_time_inclusive: datetime | None = None,
-        row_filter: str | BooleanExpression = ALWAYS_TRUE,
-        selected_fields: tuple[str, ...] = ("*",),
-        case_sensitive: bool = True,
-        options: Properties | None = None,
-        limit: int | None = None,
-        net_changes: bool = False,
-        compute_updates: bool | None = None,
-        identifier_columns: Sequence[str] | None = None,
-    ) -> EncryptedChangelogScan:
-        """Return a scan of the rows that were inserted and deleted between two snapshots.
-
-        Beside the table's columns it has ``_change_type`` (INSERT, DELETE, UPDATE_BEFORE or
-        UPDATE_AFTER), ``_change_ordinal``, which counts the snapshots from 0, and
-        ``_commit_snapshot_id``. Changes come in the order of the snapshots; those of one snapshot
-        begin with its deleted rows. Snapshots that only rewrite files are no changes.
-
-        The range of snapshots is that of Java's ``IncrementalChangelogScan``: without a start, it
-        begins with the oldest known snapshot, and without an end, it ends with the current one.
-        Times are those of Spark's ``start-timestamp`` and ``end-timestamp``. All else is that of
-        Spark's procedure ``create_changelog_view``: a row that a snapshot deletes and inserts is no
-        change. With ``net_changes``, this holds for the whole range. With ``compute_updates``, a
-        deleted and an inserted row of one snapshot are an update if they have equal values in
-        ``identifier_columns``, by default the schema's identifier fields. If these columns are
-        given, updates are computed by default.
-
-        It differs from Java in this: Tables with deletion vectors, position deletes and equality
-        deletes are read; Java refuses them. Maps and binary values are compared by value. Equal
-        rows that several snapshots inserted keep their own ``_change_ordinal`` in net changes; in
-        Java they get that of the first. A range from a snapshot to the same snapshot has no
-        changes; Java refuses it.
-
-        Raises ValueError if the range or the columns are not valid, or if a snapshot deletes two
-        rows with the same identifier. The scan raises what reading raises, and FileNotFoundError if
-        a removed file is gone because earlier snapshots were expired.
-        """
-
-        def milliseconds(moment: datetime | None) -> int | None:
-            return None if moment is None else round(moment.timestamp() * 1000)
-
-        return EncryptedChangelogScan(
-            table_metadata=self.metadata,
-            io=self.io,
-            row_filter=row_filter,
-            selected_fields=selected_fields,
-            case_sensitive=case_sensitive,
-            options=options or {},
-            limit=limit,
-            from_snapshot_id=from_snapshot_id_exclusive,
-            to_snapshot_id=to_snapshot_id_inclusive,
-            from_timestamp_ms=milliseconds(from_time_exclusive),
-            to_timestamp_ms=milliseconds(to_time_inclusive),
-            net_changes=net_changes,
-            compute_updates=compute_updates,
-            identifier_columns=identifier_columns,
         )
 
     def __repr__(self) -> str:

@@ -398,7 +398,6 @@ def test_wrong_usage_is_one_line() -> None:
     assert "character" in fail(2, "scan", where, "--filter", "id > > 3")
     # A shell's variable that is not set does not mean all rows.
     assert "--filter ''" in fail(2, "scan", where, "--filter", "")
-    assert "--filter ''" in fail(2, "changes", where, "--filter", "")
     assert "nope" in fail(2, "scan", where, "--columns", "nope")
     assert "_partition" in fail(2, "scan", where, "--filter", "_partition = 3")
     assert "no snapshot 7" in fail(2, "scan", where, "--snapshot", "7")
@@ -408,42 +407,6 @@ def test_wrong_usage_is_one_line() -> None:
     assert "twice" in fail(2, "scan", where, "--map", "a=b", "--map", "a=c")
     assert "no metadata.json" in fail(6, "scan", TABLES)
     fail(6, "scan", "nowhere.metadata.json")
-
-
-def test_changes_are_the_difference_of_two_snapshots(tmp_path: Path) -> None:
-    where = TABLES / "mor_dv"
-    snapshots = json.loads(succeed("info", where, "--json", kms=False))["snapshots"]
-    first, *_, last = (str(snapshot["snapshot_id"]) for snapshot in snapshots)
-
-    def rows(command: str, *arguments: str) -> list[dict[str, Any]]:
-        text = succeed(command, where, "-q", "--format", "jsonl", *arguments)
-        return [json.loads(line) for line in text.splitlines()]
-
-    before, after = (
-        {json.dumps(row) for row in rows("scan", "--snapshot", snapshot)}
-        for snapshot in (first, last)
-    )
-    kinds: dict[str, set[str]] = {"INSERT": set(), "DELETE": set()}
-    for row in rows("changes", "--from", first, "--to", last, "--net"):
-        kind = row.pop("_change_type")
-        assert row.pop("_commit_snapshot_id") in [snapshot["snapshot_id"] for snapshot in snapshots]
-        assert row.pop("_change_ordinal") < len(snapshots)
-        kinds[kind].add(json.dumps(row))
-    assert kinds == {"INSERT": after - before, "DELETE": before - after}
-    assert kinds["DELETE"]
-    assert rows("changes", "--to", "2020-01-01") == rows("changes", "--from", "0s") == []
-    few = rows("changes", "--columns", "id,_change_type", "--limit", "3", "--filter", "id >= 0")
-    assert [list(row) for row in few] == [["id", "_change_type"]] * 3
-    updates = rows("changes", "--from", first, "--identifier", "id")
-    assert {row["_change_type"] for row in updates} >= {"DELETE"}
-    target = tmp_path / "changes.parquet"
-    succeed("changes", where, "-q", "-o", target, "--to", first)
-    assert pq.read_table(target).num_rows == len(before)
-    assert "not a parent ancestor" in fail(2, "changes", where, "--from", "7")
-    assert "nor an age such as" in fail(2, "changes", where, "--from", "yesterday")
-    wrong = ("--from", "2026-01-02", "--to", "2026-01-01")
-    assert "not before" in fail(2, "changes", where, *wrong)
-    assert "net changes" in fail(2, "changes", where, "--net", "--identifier", "id")
 
 
 def test_a_file_is_written_whole_or_not_at_all(home: Path) -> None:

@@ -438,20 +438,6 @@ def test_csv_has_no_form_for_what_scan_encodes(filled: EncryptedTable) -> None:
         assert f"no form for the column '{name}'" in fail(2, "append", "db.every", "a.csv")
 
 
-def test_changes_that_an_expiry_has_deleted_are_told_in_options() -> None:
-    create()
-    write_file("a.csv", pa.table({"id": [1], "v": ["x"]}))
-    succeed("append", "db.t", "a.csv")
-    succeed("overwrite", "db.t", "a.csv", "--yes")
-    succeed("expire", "db.t", "--older-than", "0s", "--yes")
-    snapshot = load().current_snapshot()
-    assert snapshot is not None
-    failure = fail(6, "changes", "db.t")
-    assert f"start after snapshot {snapshot.snapshot_id} (see --from)\n" in failure
-    assert facts("append", "db.t", "a.csv")["rows"] == 1
-    assert succeed("changes", "db.t", "--from", str(snapshot.snapshot_id), "--format", "jsonl")
-
-
 def test_a_pipe_of_another_format_is_told_how_to_name_it() -> None:
     create()
     assert "--input-format" in fail(4, "append", "db.t", "-", data=b"id,v\n1,a\n")

@@ -140,7 +140,7 @@ def test_a_file_that_is_damaged_is_an_error_of_the_library(
     assert consumer(table).num_rows == 1500
 
 
-def test_changes_and_appended_rows_are_streams_too(catalog: EncryptedCatalog) -> None:
+def test_appended_rows_are_a_stream_too(catalog: EncryptedCatalog) -> None:
     table = made(catalog)
     table.append(ROWS.slice(0, 2))
     first = table.current_snapshot()
@@ -149,9 +149,6 @@ def test_changes_and_appended_rows_are_streams_too(catalog: EncryptedCatalog) ->
     table.delete("id = 0")
     appended = table.incremental_append_scan(from_snapshot_id_exclusive=first.snapshot_id)
     assert polars.DataFrame(appended)["id"].to_list() == [2]
-    changes = table.changelog_scan(from_snapshot_id_exclusive=first.snapshot_id)
-    found = duckdb.from_arrow(changes).project("_change_type, id").order("id").fetchall()
-    assert found == [("DELETE", 0), ("INSERT", 2)]
     with table.transaction() as transaction:
         transaction.append(ROWS.slice(5, 1))
         assert polars.DataFrame(transaction.scan())["id"].sort().to_list() == [1, 2, 5]
@@ -186,7 +183,7 @@ def test_a_stream_holds_few_files(
             text = [os.urandom(1 << 20) for _ in range(2)]
             transaction.append(pa.table({"id": range(2), "text": text}))
     del text
-    monkeypatch.setattr(scan_module, "READ_AHEAD", 4 << 20)
+    monkeypatch.setattr(scan_module, "_READ_AHEAD", 4 << 20)
     before, held, rows = pa.total_allocated_bytes(), [], 0
     for batch in pa.RecordBatchReader.from_stream(table):
         rows += batch.num_rows

@@ -97,8 +97,6 @@ TESTS = {
     "iceberg/read/statistics.py": t("iceberg/statistics"),
     "iceberg/write/statistics.py": t("iceberg/statistics"),
     "iceberg/read/kept_rows.py": t("iceberg/read/kept_rows"),
-    "iceberg/read/changes.py": t("iceberg/read/changes"),
-    "iceberg/read/changelog_planning.py": t("iceberg/read/changes"),
 }
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
@@ -15,7 +14,7 @@ from ...atomic import AtomicFile
 from ...descriptors import is_stream
 from ..console import STREAM, BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
-from ..options import flag, force, grouped, json_output, output, output_path, quiet
+from ..options import force, grouped, json_output, output, output_path, quiet
 from . import erasing, maintenance, options, verifying, writing
 from .creating import create
 from .description import describe_table, file_line, files_of_snapshot, table_lines
@@ -24,7 +23,6 @@ from .filters import parsed_filter
 from .listing import list_
 from .opening import open_table
 from .options import TableOptions
-from .times import Point
 from .verifying import VerifyingOptions, verify_and_report
 
 if TYPE_CHECKING:
@@ -85,13 +83,6 @@ _at_snapshot = click.option(
     "--snapshot", "snapshot_id", type=int, metavar="ID", help="Read this snapshot."
 )
 _at_ref = click.option("--ref", metavar="NAME", help="Read this branch or tag.")
-_filter = click.option(
-    "--filter",
-    "row_filter",
-    metavar="EXPR",
-    help="Read only these rows, in PyIceberg's syntax: \"id > 7 and (s = 'a' or s is null)\".",
-)
-_limit = click.option("--limit", type=click.IntRange(0), metavar="N", help="Stop after N rows.")
 _written = grouped(
     "target",
     RowsTarget,
@@ -119,7 +110,6 @@ def table() -> None:
       ags1 table info warehouse/db/flights
       ags1 table verify s3://lake/db/flights --kms aws --key $KEY
       ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
-      ags1 table changes db.flights --catalog prod --from 7d
       ags1 table create db.flights --catalog prod --schema-file flights.parquet
       ags1 table append db.flights --catalog prod flights.parquet
     """
@@ -145,14 +135,19 @@ def info(table_options: TableOptions, out: Output) -> None:
 
 @table.command()
 @options.opening
-@_filter
+@click.option(
+    "--filter",
+    "row_filter",
+    metavar="EXPR",
+    help="Read only these rows, in PyIceberg's syntax: \"id > 7 and (s = 'a' or s is null)\".",
+)
 @click.option(
     "--columns",
     metavar="A,B",
     help="Columns to read; of an encrypted table also _file, _pos, _spec_id, _row_id and "
     "_last_updated_sequence_number, with * for all others.  [default: all]",
 )
-@_limit
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Stop after N rows.")
 @_at_snapshot
 @_at_ref
 @_written
@@ -192,96 +187,6 @@ def scan(
         limit=limit,
     ).to_arrow_batch_reader()
     target.write(reader)
-
-
-@table.command(short_help="Print the changes between two snapshots.")
-@options.opening
-@click.option(
-    "--from",
-    "start",
-    type=Point(),
-    metavar="SNAPSHOT|TIME",
-    help="Print the changes after this snapshot or time: a snapshot's ID, an age (7d, 12h, 30m) or "
-    "ISO 8601, in UTC if it has no offset.  [default: from the oldest snapshot on]",
-)
-@click.option(
-    "--to",
-    "end",
-    type=Point(),
-    metavar="SNAPSHOT|TIME",
-    help="Print the changes up to this snapshot or time, including its own.  [default: the "
-    "current snapshot]",
-)
-@_filter
-@click.option(
-    "--columns",
-    metavar="A,B",
-    help="Columns to print; may include _change_type, _change_ordinal, _commit_snapshot_id.  "
-    "[default: all]",
-)
-@_limit
-@flag("--net", help="Leave out rows that come and go within the range.")
-@click.option(
-    "--identifier",
-    metavar="A,B",
-    help="Print a deleted and an inserted row of one snapshot as an update if these columns have "
-    "the same values.",
-)
-@_written
-@options.require_encrypted
-@quiet
-def changes(
-    table_options: TableOptions,
-    start: int | datetime | None,
-    end: int | datetime | None,
-    row_filter: str | None,
-    columns: str | None,
-    limit: int | None,
-    net: bool,
-    identifier: str | None,
-    target: RowsTarget,
-    require_encrypted: bool,
-    out: Output,
-) -> None:
-    """Print the rows that were inserted and deleted between two snapshots.
-
-    Each row has _change_type (INSERT, DELETE, UPDATE_BEFORE or UPDATE_AFTER), _change_ordinal,
-    which counts the snapshots from 0, and _commit_snapshot_id. Rows that a snapshot only wrote
-    again are left out, as by Spark's create_changelog_view. A damaged file ends the output: it is
-    complete only if the exit status is 0.
-
-    Examples:
-      ags1 table changes db.flights --catalog prod --from 7d --format jsonl
-      ags1 table changes warehouse/db/flights --from 5390529835796506035 --net
-      ags1 table changes db.flights --catalog prod --identifier id --columns id,day,_change_type
-    """
-    from ...errors import NotEncryptedError
-    from ...iceberg import EncryptedTable
-
-    target.chosen_format()  # refuses a terminal before the table is opened
-    opened = open_table(table_options, out.note, require_encrypted=require_encrypted)
-    if not isinstance(opened, EncryptedTable):
-        raise NotEncryptedError(
-            "the table is not encrypted, and only the changes of encrypted tables can be read: "
-            "'ags1 table migrate' encrypts it",
-            file=table_options.table,
-        )
-    if isinstance(start, datetime) and isinstance(end, datetime) and start >= end:
-        raise click.UsageError(
-            "the time of --from is not before that of --to: give an earlier --from"
-        )
-    scan = opened.changelog_scan(
-        from_snapshot_id_exclusive=start if isinstance(start, int) else None,
-        to_snapshot_id_inclusive=end if isinstance(end, int) else None,
-        from_time_exclusive=start if isinstance(start, datetime) else None,
-        to_time_inclusive=end if isinstance(end, datetime) else None,
-        row_filter=parsed_filter(opened, row_filter, "--filter"),
-        selected_fields=tuple(columns.split(",")) if columns else ("*",),
-        limit=limit,
-        net_changes=net,
-        identifier_columns=identifier.split(",") if identifier else None,
-    )
-    target.write(scan.to_arrow_batch_reader())
 
 
 @table.command(short_help="List a snapshot's data and delete files.")

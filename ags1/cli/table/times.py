@@ -1,4 +1,4 @@
-"""Times on the command line, in ISO 8601 or as ages such as 7d, and the IDs of snapshots."""
+"""Times on the command line, in ISO 8601 or as ages such as 7d."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
     """A time in ISO 8601, or an age such as 7d: how long ago the time was."""
 
     name = "time"
-    expected = "neither an age such as 7d or 12h nor a time in ISO 8601"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -33,18 +32,5 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
             # UTC, as the table's times are printed.
             return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is {self.expected}.", param, ctx)
-
-
-class Point(Moment):
-    """The ID of a snapshot, or a time."""
-
-    name = "point"
-    expected = "neither a snapshot's ID, nor an age such as 7d or 12h, nor a time in ISO 8601"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int):
-            return value
-        if isinstance(value, str) and re.fullmatch(r"\d{1,19}", value, re.ASCII):
-            return int(value)
-        return super().convert(value, param, ctx)
+            expected = "neither an age such as 7d or 12h nor a time in ISO 8601"
+            self.fail(f"{value!r} is {expected}.", param, ctx)

@@ -15,8 +15,7 @@ from ..pyiceberg.arrow import arrow_schema
 from .shown import Shown
 
 _SHOWN = """
-    snapshot_id from_snapshot_id to_snapshot_id from_timestamp_ms to_timestamp_ms
-    selected_fields row_filter limit net_changes compute_updates
+    snapshot_id from_snapshot_id to_snapshot_id selected_fields row_filter limit
 """.split()
 
 
@@ -26,9 +25,7 @@ class ArrowStream(Shown):
     def shown_facts(self) -> dict[str, Any]:
         """Return what the scan was asked for."""
         facts = {name: vars(self).get(name) for name in _SHOWN}
-        return {
-            name: value for name, value in facts.items() if value is not None and value is not False
-        }
+        return {name: value for name, value in facts.items() if value is not None}
 
     def projection(self) -> Schema:
         """Return the columns of the rows."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -39,20 +38,6 @@ _POSITION_DELETES = Schema(
 )
 # The IDs of the columns that are compared, and the delete files.
 _EqualityDeletes: TypeAlias = "tuple[tuple[int, ...], frozenset[ContentFile]]"
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """What delete files delete in one data file: ``positions``, None if there are none, and
-    ``keys``, for each set of columns that equality deletes compare."""
-
-    positions: BitMap64 | None
-    keys: list[tuple[tuple[int, ...], DeletedKeys]]
-
-    @property
-    def field_ids(self) -> frozenset[int]:
-        """The columns that equality deletes compare."""
-        return frozenset().union(*(ids for ids, _ in self.keys))
 
 
 def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> BitMap64:
@@ -159,26 +144,6 @@ class DeleteReader:
                     )
                 by_ids.setdefault(ids, set()).add(delete)
         return [(ids, self._keys((ids, frozenset(files)))) for ids, files in by_ids.items()]
-
-    def deleted(self, file: ContentFile, deletes: Iterable[ContentFile]) -> Deleted:
-        """Return what delete files delete in a data file."""
-        deletes = list(deletes)
-        return Deleted(self.deleted_positions(file, deletes), self.deleted_keys(deletes))
-
-    def only_deleted(self, deleted: Deleted, rows: Rows) -> Rows:
-        """Return those of the rows that are deleted. The rows have positions."""
-        positions = rows.positions
-        assert positions is not None
-        mask = pa.repeat(pa.scalar(value=False), len(positions))
-        if deleted.positions is not None and len(positions):
-            first, last = positions[0].as_py(), positions[-1].as_py()
-            here = deleted.positions & BitMap64(range(first, last + 1))
-            mask = pc.is_in(positions, value_set=pa.array(here, positions.type))
-        for field_ids, keys in deleted.keys:
-            kept = keys.not_deleted(self.key_columns(field_ids, rows))
-            if kept is not None:
-                mask = pc.or_(mask, pc.invert(kept))
-        return rows.where(mask)
 
     def key_columns(self, field_ids: Iterable[int], rows: Rows) -> list[pa.Array]:
         """Return the columns that equality deletes compare."""

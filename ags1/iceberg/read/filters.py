@@ -261,16 +261,6 @@ class RowFilter:
             names[field_id] = paths[field_id]
         return arrow_filter(self._bound, names)
 
-    def mask_of(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the mask of a batch, which has the columns of the filter's schema."""
-        paths = dict(_paths(self._schema.fields))
-        columns = []
-        for field_id in self.field_ids:
-            first, *more = paths[field_id]
-            column = batch.column(first)
-            columns.append(pc.struct_field(column, more) if more else column)
-        return self.mask(columns)
-
     def mask(self, columns: Iterable[pa.Array]) -> pa.Array:
         """Return a mask of the rows that match; null if that is unknown. ``columns`` are those of
         ``field_ids``, in the table's types."""

@@ -9,7 +9,7 @@ column of the same name, the name means that column. ``_partition`` has another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, UnboundPredicate
@@ -19,9 +19,6 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from ..pyiceberg.expressions import BooleanRewriter
 from ..spec.constants import (
-    CHANGE_ORDINAL_ID,
-    CHANGE_TYPE_ID,
-    COMMIT_SNAPSHOT_ID,
     FILE_ID,
     LAST_UPDATED_ID,
     POSITION_ID,
@@ -42,21 +39,11 @@ _FIELDS = (
         "Sequence number when the row was last updated",
     ),
 )
-_CHANGE_FIELDS = (
-    (CHANGE_TYPE_ID, "_change_type", StringType(), "Record type in changelog"),
-    (CHANGE_ORDINAL_ID, "_change_ordinal", IntegerType(), "Change ordinal in changelog"),
-    (COMMIT_SNAPSHOT_ID, "_commit_snapshot_id", LongType(), "Commit snapshot ID"),
-)
 # The metadata columns that data files may contain.
 LINEAGE_IDS = frozenset((ROW_ID, LAST_UPDATED_ID))
 METADATA_COLUMNS = {
     i: NestedField(i, name, kind, required=i not in LINEAGE_IDS, doc=doc)
     for i, name, kind, doc in _FIELDS
-}
-# The columns that say what a change of a row is. Only a scan of changes has them.
-CHANGE_COLUMNS = {
-    i: NestedField(i, name, kind, required=i == CHANGE_TYPE_ID, doc=doc)
-    for i, name, kind, doc in _CHANGE_FIELDS
 }
 #: The names of all metadata columns of a scan.
 METADATA_NAMES = (*(field.name for field in METADATA_COLUMNS.values()), PARTITION)
@@ -72,7 +59,7 @@ def select(
     names: Iterable[str],
     *,
     case_sensitive: bool = True,
-    beside: Mapping[int, NestedField] = METADATA_COLUMNS,
+    beside: Mapping[int, NestedField],
 ) -> Schema:
     """Return the table's columns with these names, as PyIceberg does (``*`` means all), then the
     metadata columns ``beside`` them in the order of ``names``. Raises ValueError for an unknown
@@ -116,32 +103,18 @@ def without_metadata_columns(
     if not names_any(_names_in(row_filter)):
         return row_filter
     columns = _columns_beside(schema, case_sensitive)
-    return _without(row_filter, lambda name: name in columns, case_sensitive)
+    return visit(rewrite_not(row_filter), _OtherColumns(columns, case_sensitive))
 
 
-def of_columns(
-    row_filter: BooleanExpression, names: Iterable[str], *, case_sensitive: bool = True
-) -> BooleanExpression:
-    """Return a filter on the columns ``names`` alone that is true wherever ``row_filter`` is."""
-    wanted = {name if case_sensitive else name.lower() for name in names}
-    return _without(row_filter, lambda name: name not in wanted, case_sensitive)
-
-
-def _without(
-    row_filter: BooleanExpression, is_left_out: Callable[[str], bool], case_sensitive: bool
-) -> BooleanExpression:
-    return visit(rewrite_not(row_filter), _SomeColumns(is_left_out, case_sensitive))
-
-
-class _SomeColumns(BooleanRewriter):
-    def __init__(self, is_left_out: Callable[[str], bool], case_sensitive: bool) -> None:
-        self._is_left_out = is_left_out
+class _OtherColumns(BooleanRewriter):
+    def __init__(self, left_out: Container[str], case_sensitive: bool) -> None:
+        self._left_out = left_out
         self._case_sensitive = case_sensitive
 
     def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
         name = _name_in(predicate)
         name = name if self._case_sensitive else name.lower()
-        return AlwaysTrue() if self._is_left_out(name) else predicate
+        return AlwaysTrue() if name in self._left_out else predicate
 
 
 def _columns_beside(

@@ -134,15 +134,6 @@ class EncryptedPlanner(ManifestPlanner):
         self, manifests: Iterable[ManifestFile]
     ) -> Iterator[list[ManifestEntry]]:
         """Yield the matching entries of each manifest that passes the partition filter."""
-        for _, entries in self.matching_entries(manifests):
-            yield entries
-
-    def matching_entries(
-        self, manifests: Iterable[ManifestFile], *, with_removed: bool = False
-    ) -> Iterator[tuple[ManifestFile, list[ManifestEntry]]]:
-        """Yield each manifest that passes the partition filter, with its matching entries. If
-        ``with_removed``, these include the entries of removed files and the delete files that apply
-        to no live file."""
         of_files = self.file_filter
         manifests = [m for m in manifests if of_files.may_match_manifest(m)]
         first = min_sequence_number(manifests)
@@ -152,12 +143,11 @@ class EncryptedPlanner(ManifestPlanner):
             return (of_files.of_file if is_data else of_files.of_partition)(file) is not False
 
         def matching(manifest: ManifestFile) -> list[ManifestEntry]:
-            entries = manifest.fetch_manifest_entry(self.io, not with_removed)
+            entries = manifest.fetch_manifest_entry(self.io)
             return [entry for entry in entries if may_match(entry.data_file)]
 
-        # The numbers of a manifest are those of its live files alone.
-        wanted = [m for m in manifests if with_removed or self.is_new_enough(first, m)]
-        return zip(wanted, ExecutorFactory.get_or_create().map(matching, wanted), strict=True)
+        wanted = [m for m in manifests if self.is_new_enough(first, m)]
+        return ExecutorFactory.get_or_create().map(matching, wanted)
 
     def plan_files(
         self,
@@ -167,13 +157,14 @@ class EncryptedPlanner(ManifestPlanner):
         """Return the tasks. Each has a data file and the delete files that apply to it. Raises
         NotEncryptedError if a data file is not encrypted and the table's io says
         ``require_encrypted``, and NotImplementedError for ORC files."""
-        deletes = self.delete_index()
+        specs = self.table_metadata.specs()
+        deletes = DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
         data: list[ManifestEntry] = []
         for entry in itertools.chain.from_iterable(self.plan_manifest_entries(manifests)):
             if entry.data_file.content != DataFileContent.DATA:
                 deletes.add(entry)
             elif manifest_entry_filter(entry):
-                self.check(cast("ContentFile", entry.data_file))
+                self._check(cast("ContentFile", entry.data_file))
                 data.append(entry)
         return [
             FileScanTask(
@@ -183,11 +174,6 @@ class EncryptedPlanner(ManifestPlanner):
             )
             for entry in data
         ]
-
-    def delete_index(self) -> DeleteIndex:
-        """Return an index without delete files."""
-        specs = self.table_metadata.specs()
-        return DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
 
     @functools.cached_property
     def file_filter(self) -> FileFilter:
@@ -200,8 +186,7 @@ class EncryptedPlanner(ManifestPlanner):
             include_empty_files=strtobool(self.options.get("include_empty_files", "false")),
         )
 
-    def check(self, file: ContentFile) -> None:
-        """Raise NotEncryptedError or NotImplementedError if ``plan_files`` does for this file."""
+    def _check(self, file: ContentFile) -> None:
         if not file.is_encrypted and to_table_files(self.io).require_encrypted:
             raise NotEncryptedError(
                 "this data file is not encrypted, and the caller requires encryption: rewrite it "

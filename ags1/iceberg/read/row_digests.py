@@ -5,7 +5,7 @@ different bytes. The encodings of a row's columns are joined and hashed. Values 
 are equal in Java: null equals null, NaN equals NaN, -0.0 is not 0.0.
 
 The hash has a random salt of this process. So somebody who chooses rows cannot search in advance
-for two with one digest, of which a changelog would have neither. Digests of two processes differ.
+for two with one digest, which an upsert would take for equal. Digests of two processes differ.
 """
 
 from __future__ import annotations

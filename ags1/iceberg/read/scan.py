@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
@@ -37,12 +37,11 @@ from .partition_column import PARTITION, partition_column
 from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import to_table_files
-from .tasks import DifferenceTask, TaskReader
+from .tasks import TaskReader
 
 # What a stream of batches reads ahead, in stored bytes.
-READ_AHEAD = 128 << 20
+_READ_AHEAD = 128 << 20
 
-_Task = TypeVar("_Task", bound=FileScanTask)
 _Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
@@ -72,7 +71,7 @@ class EncryptedScan(PlannedScan, ArrowStream):
         NotEncryptedError, MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError,
         and NotImplementedError for ORC files.
         """
-        return mark_handed_out(self._tasks())
+        return _mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         return list(self.plan_locally())
@@ -114,7 +113,7 @@ class EncryptedIncrementalScan(IncrementalAppendScan, ArrowStream):
 
     def plan_files(self) -> list[FileScanTask]:
         """Return the tasks of the appended files, as ``EncryptedScan.plan_files``."""
-        return mark_handed_out(self._tasks())
+        return _mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         is_open = self.from_snapshot_id is None and self.to_snapshot_id is None
@@ -217,11 +216,10 @@ def _size(task: FileScanTask) -> int:
     return task.file.file_size_in_bytes
 
 
-def mark_handed_out(tasks: list[_Task]) -> list[_Task]:
+def _mark_handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
     """Note in the files of tasks that a caller gets them; return the tasks."""
     for task in tasks:
-        removed_by = task.removed_by if isinstance(task, DifferenceTask) else ()
-        for file in (task.file, *task.delete_files, *removed_by):
+        for file in (task.file, *task.delete_files):
             cast("ContentFile", file).is_handed_out = True
     return tasks
 
@@ -261,7 +259,7 @@ def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
     is_exact = _of_manifests(scan) is scan.row_filter
     count = 0
     rest = []
-    for task in mark_handed_out(scan._tasks()):
+    for task in _mark_handed_out(scan._tasks()):
         # Like Java, which counts by metadata only if nothing is deleted: the entry of a deletion
         # vector has the number of its positions, and some of them may be behind the file's end.
         untouched = is_exact and not task.delete_files
@@ -310,7 +308,7 @@ def _batch_reader(
     reader: ScanReader, tasks: list[FileScanTask], dictionary_columns: tuple[str, ...] = ()
 ) -> pa.RecordBatchReader:
     schema = arrow_schema(reader.projected)
-    batches = reader.batches(tasks, ahead=READ_AHEAD)
+    batches = reader.batches(tasks, ahead=_READ_AHEAD)
     if dictionary_columns:
         # Whether a column is encoded is known from the first batch.
         first = list(itertools.islice(batches, 1))

@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from pyiceberg.expressions.visitors import extract_field_ids
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
@@ -39,7 +38,7 @@ from ..spec.column_types import as_stored, check_readable
 from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles
 from .columns import FileReader, Rows, leaf_ids
-from .deletes import Deleted, DeleteReader, PuffinCache
+from .deletes import DeleteReader, PuffinCache
 from .filters import RowFilter
 from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
@@ -48,16 +47,8 @@ from .partition_column import partitions
 from .records import ContentFile
 from .single_flight import SingleFlight
 
-_NOTHING = Deleted(None, [])
 _METADATA_IDS = METADATA_COLUMNS.keys() | {PARTITION_ID}
 _ARROW_TYPES = {i: schema_to_pyarrow(f.field_type) for i, f in METADATA_COLUMNS.items()}
-
-
-class DifferenceTask(FileScanTask):
-    """A task whose rows are those that ``delete_files`` leave and ``removed_by`` deletes. If
-    ``removed_by`` is empty, they are all that ``delete_files`` leave."""
-
-    removed_by: set[DataFile]
 
 
 @dataclass(slots=True)
@@ -189,15 +180,9 @@ class TaskReader:
         if deleted is None:
             deleted = self._deletes.deleted_positions(file, deletes)
         deleted_keys = self._deletes.deleted_keys(deletes)
-        difference = self._difference(task, deleted)
-        if difference == _NOTHING:
-            return
-        has_positions = located or self._needs_positions or difference is not None
+        has_positions = located or self._needs_positions
         wanted = self._reader.table_columns(
-            self._field_ids.union(
-                *(field_ids for field_ids, _ in deleted_keys),
-                () if difference is None else difference.field_ids,
-            )
+            self._field_ids.union(*(field_ids for field_ids, _ in deleted_keys))
         )
         with self._reader.open(file, wanted, self._dictionary_columns) as opened:
             columns = opened.columns
@@ -217,24 +202,11 @@ class TaskReader:
                 for field_ids, keys in deleted_keys:
                     key_columns = self._deletes.key_columns(field_ids, rows)
                     rows = rows.where(keys.not_deleted(key_columns))
-                if difference is not None:
-                    rows = self._deletes.only_deleted(difference, rows)
                 live = rows.batch.num_rows
                 if own_filter is not None:
                     rows = rows.where(self._mask(own_filter, rows))
                 if located or rows.batch.num_rows:
                     yield rows._replace(live=live)
-
-    def _difference(self, task: FileScanTask, deleted: BitMap64 | None) -> Deleted | None:
-        """Return what the task's rows are deleted by; None if the task is not a difference.
-        ``deleted`` are positions that are not among its rows."""
-        if not isinstance(task, DifferenceTask) or not task.removed_by:
-            return None
-        difference = self._deletes.deleted(*_files_of_difference(task))
-        positions = difference.positions
-        if positions is not None and deleted is not None:
-            positions = positions - deleted
-        return Deleted(positions or None, difference.keys)
 
     def _arrow_filter(
         self, opened: OpenParquet | OpenAvro, file: ContentFile
@@ -299,10 +271,6 @@ class TaskReader:
             return inherited
         # If rows were moved from another file, the file has their former values.
         return pc.coalesce(self._reader.project(Schema(field), rows).column(0), inherited)
-
-
-def _files_of_difference(task: DifferenceTask) -> tuple[ContentFile, set[ContentFile]]:
-    return cast("ContentFile", task.file), cast("set[ContentFile]", task.removed_by)
 
 
 def _files_of(task: FileScanTask) -> tuple[ContentFile, set[ContentFile]]:

@@ -160,7 +160,7 @@ class _Planner(EncryptedPlanner):
     def plan_manifest_entries(
         self, manifests: Iterable[ManifestFile]
     ) -> Iterator[list[PyIcebergEntry]]:
-        for _, entries in self.matching_entries(manifests):
+        for entries in super().plan_manifest_entries(manifests):
             for entry in cast("list[ManifestEntry]", entries):
                 self.entries[entry.file.identity].append(entry)
             yield entries

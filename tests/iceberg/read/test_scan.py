@@ -828,7 +828,7 @@ def test_a_new_struct_is_null_in_old_rows_and_its_required_fields_are_not(
         },
         old[1] | {"t": None},
     ]
-    for scan in (table.scan(), table.changelog_scan(), table.scan("id < 9 and t is null")):
+    for scan in (table.scan(), table.scan("id < 9 and t is null")):
         for found in (scan.to_arrow(), scan.to_arrow_batch_reader().read_all()):
             found.validate(full=True)
             assert found.select(expected[0]).to_pylist() == expected
@@ -883,7 +883,7 @@ def test_a_stream_of_large_files_opens_them_one_after_another(
     for large, ahead, most in ((least - 1, 10 * size, 1), (size, 2 * size, 2), (size, 1, 1)):
         monkeypatch.setattr(ahead_module, "_LARGE_FILE", large)
         opened.clear()
-        monkeypatch.setattr(scan_module, "READ_AHEAD", ahead)
+        monkeypatch.setattr(scan_module, "_READ_AHEAD", ahead)
         stream = table.scan().to_arrow_batch_reader()
         assert opened == []
         first = stream.read_next_batch()
