@@ -104,7 +104,7 @@ def inner(options: Mapping[str, str]) -> str:
     if name and name not in INNER_FORMATS:
         json = ". JSON lines are text, for Spark's from_json and to_json" if name == "json" else ""
         raise ValueError(
-            f"the option 'inner' has to be text, csv, parquet or avro, not {name!r}{json}"
+            f"the option 'inner' has to be one of {', '.join(INNER_FORMATS)}, not {name!r}{json}"
         )
     return name
 

@@ -95,7 +95,6 @@ TESTS = {
     "iceberg/steps.py": t("iceberg/operations/pruning"),
     "iceberg/commit/rest.py": t("iceberg/operations/pruning", "iceberg/commit/commits"),
     "iceberg/read/statistics.py": t("iceberg/statistics"),
-    "iceberg/write/statistics.py": t("iceberg/statistics"),
     "iceberg/read/kept_rows.py": t("iceberg/read/kept_rows"),
 }
 

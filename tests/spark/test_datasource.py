@@ -561,7 +561,7 @@ def test_a_cut_file_and_one_without_a_sidecar_fail_the_job(
     [
         ({"kms.local.passphrase": "open sesame"}, "would send a secret"),
         ({"s3.secret-access-key": "open sesame"}, "would send a secret"),
-        ({"inner": "orc"}, "text, csv, parquet or avro"),
+        ({"inner": "orc"}, "one of text, csv, parquet, avro"),
         ({"columns": "path,nothing"}, "'nothing', which the files do not have"),
         ({"trusted_keys": "somebody"}, "not among those to trust"),
         ({"partSize": "much"}, "number of bytes above 0, not"),
@@ -694,7 +694,7 @@ def test_overwriting_takes_the_other_files_away(
         ("csv", "array(id) as a", "CSV cannot hold"),
         ("csv", "cast('a' as binary) as b", "CSV cannot hold the binary column 'b'"),
         ("text", "id", "one column, a string"),
-        ("orc", "id", "has to be text, csv, parquet or avro"),
+        ("orc", "id", "has to be one of text, csv, parquet, avro"),
         ("", "id", "rows need the option 'inner'"),
     ],
 )

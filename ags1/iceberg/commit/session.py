@@ -177,8 +177,8 @@ class TableSession(BuiltTable):
         check_tested_for_writing()
         if self.files.location_map:
             raise NotImplementedError(
-                "the table was opened with a location_map, because its metadata names other "
-                "locations: it can only be read. Write its rows to a new table"
+                "the table's metadata names other locations than those of its files, so it can "
+                "only be read: write its rows to a new table"
             )
         self.commits.check(self.version.base)
         return TableOutput(self.files.inner)

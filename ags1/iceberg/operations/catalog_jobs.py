@@ -12,10 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    CommitStateUnknownException,
-)
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 

@@ -141,10 +141,6 @@ class EncryptedIncrementalScan(IncrementalAppendScan, ArrowStream):
         """Return the number of rows, as ``EncryptedScan.count``."""
         return _count(self)
 
-    def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
-        """Return what ``EncryptedScan.count_by_manifests`` does."""
-        return _count_by_manifests(self)
-
     def to_arrow(self) -> pa.Table:
         """Return the rows, as ``EncryptedScan.to_arrow``."""
         return _table(_reader(self), self._tasks())
@@ -244,7 +240,7 @@ def _of_manifests(scan: _Scan) -> BooleanExpression:
 
 
 def _count(scan: _Scan) -> int:
-    count, rest = scan.count_by_manifests()
+    count, rest = _count_by_manifests(scan)
     limit = math.inf if scan.limit is None else max(0, scan.limit)
     for more in _reader(scan, projected=Schema()).counts(rest) if count < limit else ():
         count += more

@@ -21,12 +21,12 @@ from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
 from ..storage.table_files import TableFiles
 
-STATISTICS = ("statistics", "partition-statistics")
+_STATISTICS = ("statistics", "partition-statistics")
 
 
 def list_statistics(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the entries of all statistics files in the metadata, each after its list's name."""
-    for name in STATISTICS:
+    for name in _STATISTICS:
         for entry in metadata.get(name) or ():
             yield name, entry
 

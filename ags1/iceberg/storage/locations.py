@@ -2,14 +2,13 @@
 
 Iceberg's metadata names each file by its location, a URI or a path. One file has many spellings::
 
-    location          normalized         file_identity         unambiguous
-    /t/d/../a         file, t/d/../a     /t/a, links followed  file, "", t/d/../a
-    file:///t//a      file, t//a         /t/a, links followed  file, "", t/a
-    s3a://bucket/t/a  s3, bucket/t/a     bucket/t/a            s3, bucket, t/a
-    s3://bucket/a?b   s3, bucket/a?b     bucket/a?b            None: "?" may end the path
+    location          file_identity         unambiguous
+    /t/d/../a         /t/a, links followed  file, "", t/d/../a
+    file:///t//a      /t/a, links followed  file, "", t/a
+    s3a://bucket/t/a  bucket/t/a            s3, bucket, t/a
+    s3://bucket/a?b   bucket/a?b            None: "?" may end the path
 
-``normalized`` depends on the text alone. The other two answer questions, and a mistake costs
-something else in each case:
+There are two forms because a mistake costs something else in each case:
 
 - ``file_identity`` says which files are still needed. If in doubt, two files are one, and it stays.
 - ``unambiguous`` says which files may be deleted. If in doubt, the file is nowhere, and it stays.
@@ -41,27 +40,11 @@ def split_location(location: str) -> tuple[str, str]:
     return scheme.lower(), rest
 
 
-# -- one spelling
-
-
-class Location(NamedTuple):
-    """A location in one spelling. ``path`` is the path, or bucket and key, without ``/`` before."""
-
-    scheme: str
-    path: str
-
-
-def normalized(location: str) -> Location:
-    """Return a location in one spelling: ``file:/a``, ``file:///a`` and ``/a`` are one location,
-    and so are ``s3://b/k`` and ``s3a://b/k``."""
-    scheme, rest = split_location(location)
-    return Location(_SAME_SCHEME.get(scheme, scheme or "file"), rest.lstrip("/"))
-
-
 def without_scheme(location: str) -> str:
     """Return the path of a local file, or the bucket and key of an object."""
-    scheme, path = normalized(location)
-    return f"/{path}" if scheme == "file" else path
+    scheme, rest = split_location(location)
+    path = rest.lstrip("/")
+    return f"/{path}" if scheme in ("", "file") else path
 
 
 def file_identity(location: str, real_folder: Callable[[str], str] = os.path.realpath) -> str:
@@ -138,7 +121,7 @@ class FileNames:
 
 def leads_up(location: str) -> bool:
     """Return whether a location has ``..`` as a part of its path."""
-    return ".." in normalized(location).path.split("/")
+    return ".." in without_scheme(location).split("/")
 
 
 def may_be_one_folder(one: str, other: str) -> bool:

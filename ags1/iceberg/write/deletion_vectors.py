@@ -61,7 +61,7 @@ def write_deletion_vectors(
                 },
             )
         )
-    data, _ = payload.finish()
+    data = payload.finish()
     key_metadata = output.write_encrypted(location, data, manager.new_file_key())
     assert key_metadata.file_length is not None
     return [

@@ -36,10 +36,10 @@ class PuffinPayload:
         self._blobs.append(blob)
         return blob
 
-    def finish(self) -> tuple[bytes, int]:
-        """Return the file's plaintext and the size of its footer (bytes)."""
+    def finish(self) -> bytes:
+        """Return the file's plaintext."""
         content = {"blobs": self._blobs, "properties": {"created-by": f"ags1 {__version__}"}}
         text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
         size = struct.pack("<i", len(text))
         footer = PUFFIN_MAGIC + text + size + _NO_FLAGS + PUFFIN_MAGIC
-        return bytes(self._payload + footer), len(footer)
+        return bytes(self._payload + footer)

@@ -74,7 +74,7 @@ def commit_to_ledger(
     folder: str,
     rows: Sequence[Row],
     *,
-    overwrite: bool = False,
+    overwrite: bool,
 ) -> None:
     """Give the files of ``rows`` their names, and the ledger their keys; ``overwrite``: remove all
     other encrypted files of ``folder``.
@@ -136,15 +136,13 @@ def _opened(ledger_location: str) -> Ledger:
 
 
 def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:
-    staged = {row.job_id for row in rows if row.attempt is not None}
-    for job_id in staged:
-        # Both are there already if a killed driver has left them.
-        with contextlib.suppress(FileExistsError):
-            open_storage(folder).mark(job_id, folder, durable=True)
-        with contextlib.suppress(FileExistsError):
-            ledger.begin(job_id, folder)
+    # One at the most: without new files, nothing is staged.
+    jobs = {row.job_id for row in rows if row.attempt is not None}
+    for job_id in jobs:
+        open_storage(folder).mark(job_id, folder, durable=True)
+        ledger.begin(job_id, folder)
     _publish(ledger, rows)
-    for job_id in staged:
+    for job_id in jobs:
         end(ledger, job_id, folder)
 
 

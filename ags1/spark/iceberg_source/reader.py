@@ -40,7 +40,7 @@ def build_scan(
     pin = pin or resolve_pin(table, options)
     pin.check(table)
     schema = table.schemas()[pin.schema_id]
-    chosen = pin.of_own_columns
+    chosen = pin.own_columns_of
     frame = schema if chosen is None else table.scan(snapshot_id=chosen).projection()
     row_filter = parse_option_filter(options, schema=schema, frame=frame)
     own_name = naming(options, frame)

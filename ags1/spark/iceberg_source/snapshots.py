@@ -23,16 +23,12 @@ _ID, _REF, _TIME = "snapshot-id", "branch", "as-of-timestamp"
 class Pin:
     """The version of a table that a frame reads; pickled with the frame. ``snapshot_id`` is None
     for a table without a snapshot, and ``schema_id`` that of the table's columns.
-    ``has_own_columns``: the frame has the columns of that snapshot, and not the table's."""
+    ``own_columns_of`` is the snapshot whose own columns the frame has; None if it has the
+    table's."""
 
     snapshot_id: int | None
     schema_id: int
-    has_own_columns: bool = False
-
-    @property
-    def of_own_columns(self) -> int | None:
-        """The snapshot whose own columns the frame has; None if it has the table's."""
-        return self.snapshot_id if self.has_own_columns else None
+    own_columns_of: int | None = None
 
     def check(self, table: EncryptedTable) -> None:
         """Raise ValueError if the table does not have this version any more."""
@@ -66,7 +62,7 @@ def resolve_pin(table: EncryptedTable, options: Mapping[str, str]) -> Pin:
         raise ValueError(f"the table has no {missing}: correct the option {name!r} ({text!r})")
     ref = table.metadata.refs.get(text) if name == _REF else None
     is_branch = ref is not None and ref.snapshot_ref_type == SnapshotRefType.BRANCH
-    return Pin(snapshot.snapshot_id, schema_id, has_own_columns=not is_branch)
+    return Pin(snapshot.snapshot_id, schema_id, None if is_branch else snapshot.snapshot_id)
 
 
 def _number(options: Mapping[str, str], name: str) -> int:

@@ -37,7 +37,8 @@ from .protocol import (
 )
 
 # The name of the folder in which a data source stages files begins with this. The rest of the name
-# is the beginning of the job's ID. Readers pass over such folders.
+# is the job's ID, or its beginning if an earlier version wrote a stream. Readers pass over such
+# folders.
 SINK_PREFIX = "_ags1-"
 _ATTEMPT = re.compile(
     r"(?P<folder>_ags1-[0-9a-f]+/)?(?P<name>[^/\0]+)\t(?P<inode>[0-9]+)-(?P<mtime_ns>-?[0-9]+)"

@@ -1,4 +1,4 @@
-"""What metadata.json alone names is not deleted, overwritten nor copied: each test has somebody who
+"""What metadata.json alone names is neither deleted nor overwritten: each test has somebody who
 may write a table's metadata.json where it lies, and nothing else."""
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ class ProgressReport:
         self._next = 0.0
         self.known_size = 0
 
-    def tick(self, *, final: bool = False) -> None:
-        """Report if the last report is a tenth of a second old, or if this is the ``final`` one."""
+    def tick(self) -> None:
+        """Report if the last report is a tenth of a second old."""
         now = time.monotonic()
-        if self._progress is None or (now < self._next and not final):
+        if self._progress is None or now < self._next:
             return
         self._next = now + TICK_SECONDS
         total = None if self._estimate is None else max(self._estimate, self.known_size)
