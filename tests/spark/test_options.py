@@ -144,6 +144,15 @@ def test_an_unknown_option_of_a_write_of_files_is_refused() -> None:
         made.writer(_ROWS, False)
 
 
+def test_a_stream_is_refused_with_what_to_use_instead() -> None:
+    made = source(Ags1DataSource, {"path": "/data"})
+
+    with pytest.raises(NotImplementedError, match="no streams: for new files run a bulk job again"):
+        made.streamReader(_ROWS).initialOffset()
+    with pytest.raises(NotImplementedError, match="Iceberg's own writeStream"):
+        made.streamWriter(_ROWS, False)
+
+
 def test_errors_of_planning_have_frames_for_debugging_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

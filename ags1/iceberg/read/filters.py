@@ -160,6 +160,10 @@ class _SqlRules(BooleanRewriter):
         if isinstance(converted, literals.FloatLiteral):
             # PyIceberg rounds it for some comparisons only.
             return literals.FloatLiteral(float(np.float32(converted.value))), 0
+        if isinstance(kind, types.DecimalType):
+            # Arrow refuses a number of more digits than the column's type has.
+            has_place = abs(converted.value) < 10 ** (kind.precision - kind.scale)
+            return literal, 0 if has_place else 1 if converted.value > 0 else -1
         if isinstance(converted, literals.AboveMax):
             return literal, 1
         return literal, -1 if isinstance(converted, literals.BelowMin) else 0

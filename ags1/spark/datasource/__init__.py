@@ -13,9 +13,9 @@ then returns wrong rows for a DataFrame that is used twice. For writing see ``wr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from ...layout import encrypted_size
@@ -38,6 +38,23 @@ _ROWS = StructType([StructField(name, kind, nullable=False) for name, kind in _K
 def register(spark: Any) -> None:
     """Register "ags1" with a Spark session. Call this in each thread that saves."""
     register_source(spark, Ags1DataSource)
+
+
+_NO_STREAMS = (
+    "the source 'ags1' has no streams: for new files run a bulk job again, and write rows that "
+    "arrive to an encrypted table by Iceberg's own writeStream"
+)
+
+
+class _NoStream(DataSourceStreamReader):  # type: ignore[misc]
+    """Refuses when the query begins: if ``streamReader`` raises, PySpark shows an UnboundLocalError
+    of its own."""
+
+    @in_few_words
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise NotImplementedError(_NO_STREAMS)
+
+    initialOffset = latestOffset = partitions = read = _refuse
 
 
 class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read
@@ -65,6 +82,13 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
     def writer(self, schema: StructType, overwrite: bool) -> FilesWriter:
         self._check(known.WRITE)
         return FilesWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamReader(self, schema: StructType) -> _NoStream:
+        return _NoStream()
+
+    @in_few_words
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise NotImplementedError(_NO_STREAMS)
 
     def _check(self, direction: str) -> None:
         """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import operator
 import sqlite3
 import struct
 import uuid
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from iceberg_tables import memory_kms
 from pyiceberg.expressions import (
@@ -440,3 +442,37 @@ def test_structs_lists_and_maps_are_null_or_not(tmp_path: Path, kind: str) -> No
         assert ids(table, f"{name} is null") == [1]
         assert ids(table, f"{name} is not null") == [2, 3]
         assert ids(table, f"{name} is not null and id != 2") == [3]
+
+
+@pytest.mark.parametrize("precision", [9, 38])
+def test_numbers_of_more_digits_than_a_decimal_column(catalog: Any, precision: int) -> None:
+    numbers = [decimal.Decimal(n) for n in ("-9999999.99", "-1.00", "0.00", "9999999.99")]
+    column = pa.array([*numbers, None], pa.decimal128(precision, 2))
+    rows = pa.table({"id": range(5), "x": column})
+    table = catalog.create_table(
+        "db.t", rows.schema, properties={"encryption.key-id": "keyA", "format-version": "3"}
+    )
+    table.append(rows)
+    places = precision - 2
+    for digits in (places - 1, places, places + 1, 40):
+        for sign in (-1, 1):
+            number = f"{sign * 10**digits}"
+            # An integer of PyIceberg's grammar has 64 bits.
+            for text in (*[number] * (digits < 19), f"{number}.5", f"'{number}.00'"):
+                given = decimal.Decimal(text.strip("'"))
+                for sign_of, holds in OPERATORS.items():
+                    expected = [i for i, x in enumerate(numbers) if holds(x, given)]
+                    assert ids(table, f"x {sign_of} {text}") == expected, (sign_of, text)
+    some = f"x in (0.0, 1{'0' * places}.0)"
+    assert ids(table, some) == [2]
+    assert ids(table, f"not {some}") == [0, 1, 3]
+
+
+OPERATORS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
