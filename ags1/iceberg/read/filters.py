@@ -161,8 +161,8 @@ class _SqlRules(BooleanRewriter):
             # PyIceberg rounds it for some comparisons only.
             return literals.FloatLiteral(float(np.float32(converted.value))), 0
         if isinstance(kind, types.DecimalType):
-            # Arrow refuses a number of more digits than the column's type has.
-            has_place = abs(converted.value) < 10 ** (kind.precision - kind.scale)
+            # Arrow refuses a number of more digits than the column's type has. ``abs`` would round.
+            has_place = converted.value.copy_abs() < 10 ** (kind.precision - kind.scale)
             return literal, 0 if has_place else 1 if converted.value > 0 else -1
         if isinstance(converted, literals.AboveMax):
             return literal, 1

@@ -446,14 +446,16 @@ def test_structs_lists_and_maps_are_null_or_not(tmp_path: Path, kind: str) -> No
 
 @pytest.mark.parametrize("precision", [9, 38])
 def test_numbers_of_more_digits_than_a_decimal_column(catalog: Any, precision: int) -> None:
-    numbers = [decimal.Decimal(n) for n in ("-9999999.99", "-1.00", "0.00", "9999999.99")]
+    places = precision - 2
+    # The last one has more digits than a context of Python's ``decimal``.
+    largest = "9" * places + ".99"
+    numbers = [decimal.Decimal(n) for n in ("-9999999.99", "-1.00", "0.00", largest)]
     column = pa.array([*numbers, None], pa.decimal128(precision, 2))
     rows = pa.table({"id": range(5), "x": column})
     table = catalog.create_table(
         "db.t", rows.schema, properties={"encryption.key-id": "keyA", "format-version": "3"}
     )
     table.append(rows)
-    places = precision - 2
     for digits in (places - 1, places, places + 1, 40):
         for sign in (-1, 1):
             number = f"{sign * 10**digits}"
@@ -463,6 +465,7 @@ def test_numbers_of_more_digits_than_a_decimal_column(catalog: Any, precision: i
                 for sign_of, holds in OPERATORS.items():
                     expected = [i for i, x in enumerate(numbers) if holds(x, given)]
                     assert ids(table, f"x {sign_of} {text}") == expected, (sign_of, text)
+    assert ids(table, f"x = '{numbers[-1]:f}'") == [3]
     some = f"x in (0.0, 1{'0' * places}.0)"
     assert ids(table, some) == [2]
     assert ids(table, f"not {some}") == [0, 1, 3]
