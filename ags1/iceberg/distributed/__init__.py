@@ -14,7 +14,7 @@ from ..operations.rekey import Rekeyed
 from ..operations.verify import verify_table
 from ..operations.verify.findings import TableVerification
 from ..pyiceberg.catalogs import configured_properties
-from ..pyiceberg.expressions import parse_filter
+from ..pyiceberg.expressions import parse_filter, rename_columns
 from ..read.filters import bound_filter
 from ..read.metadata_columns import METADATA_NAMES
 from ..read.records import ContentFile
@@ -43,5 +43,6 @@ __all__ = [
     "migrate",
     "open_table",
     "parse_filter",
+    "rename_columns",
     "verify_table",
 ]

@@ -41,6 +41,7 @@ __all__ = [
     "arrow_filter",
     "parse_filter",
     "parse_row_filter",
+    "rename_columns",
     "value_of_bound",
 ]
 
@@ -80,12 +81,18 @@ class _Renamed(BooleanRewriter):
         return type(predicate)(term, *_literals_of(predicate))
 
 
-def parse_filter(text: str, own_name: Callable[[str], str] = str) -> BooleanExpression:
-    """Return a filter in PyIceberg's grammar, not bound to columns yet. ``own_name`` returns a
-    column's name as the table has it. Raises ValueError, which says where the text is wrong, and
-    what ``own_name`` raises."""
+def rename_columns(
+    expression: BooleanExpression, new_name: Callable[[str], str]
+) -> BooleanExpression:
+    """Return an unbound filter with other names of columns. Raises what ``new_name`` raises."""
+    return visit(expression, _Renamed(new_name))
+
+
+def parse_filter(text: str) -> BooleanExpression:
+    """Return a filter in PyIceberg's grammar, not bound to columns yet. Raises ValueError, which
+    says where the text is wrong."""
     try:
-        parsed = parse(text)
+        return parse(text)
     except Exception as error:
         position = getattr(error, "loc", None)  # pyparsing's
         if position is not None:
@@ -93,7 +100,6 @@ def parse_filter(text: str, own_name: Callable[[str], str] = str) -> BooleanExpr
         else:
             reason = " ".join(str(error).split())
         raise ValueError(reason) from None
-    return visit(parsed, _Renamed(own_name))
 
 
 class _ArrowFilter(_ConvertToArrowExpression):

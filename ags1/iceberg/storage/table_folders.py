@@ -3,9 +3,9 @@
 Others may be able to change a metadata.json. Then it may name any file: another table's, or one of
 no table. Snapshots of another table under the same master key can even be decrypted. So a file that
 the metadata names is deleted only if it is below the folder to which the catalog's pointer leads.
-Folders that the metadata itself names count only if a hash or a REST
-server confirms the metadata. On local file systems, links are followed before locations are
-compared, because somebody who can write in the table's folder may put a link there::
+Folders that the metadata itself names count only if a hash or a REST server confirms the metadata.
+On local file systems, links are followed before locations are compared, because somebody who can
+write in the table's folder may put a link there::
 
     the catalog names               s3://b/t/metadata/5.metadata.json
     so these are the table's        s3://b/t/data/1.parquet, s3://b/t/metadata/snap-1.avro

@@ -1,8 +1,8 @@
 """The data source "ags1": encrypted files as rows.
 
 ``spark.read.format("ags1").load(path)`` has a row for each run of blocks: path, offset, length,
-content. With ``.option("inner", "text"|"csv"|"parquet"|"avro")`` the rows are those inside
-the files. The driver lists the files and opens one of them at most, for its columns.
+content. With ``.option("inner", "text"|"csv"|"parquet"|"avro")`` the rows are those inside the
+files. The driver lists the files and opens one of them at most, for its columns.
 
 Options: ``columns`` (names separated by commas; other columns are not decoded), ``partSize`` (what
 a task reads at most, 64m), ``ledger`` (that of the job that encrypted the files; only files that it
@@ -33,17 +33,15 @@ NAME = "ags1"
 
 _KINDS = {"path": StringType(), "offset": LongType(), "length": LongType(), "content": BinaryType()}
 _ROWS = StructType([StructField(name, kind, nullable=False) for name, kind in _KINDS.items()])
+_NO_STREAMS = (
+    "the source 'ags1' has no streams: for new files run a bulk job again, and write rows that "
+    "arrive to an encrypted table by Iceberg's own writeStream"
+)
 
 
 def register(spark: Any) -> None:
     """Register "ags1" with a Spark session. Call this in each thread that saves."""
     register_source(spark, Ags1DataSource)
-
-
-_NO_STREAMS = (
-    "the source 'ags1' has no streams: for new files run a bulk job again, and write rows that "
-    "arrive to an encrypted table by Iceberg's own writeStream"
-)
 
 
 class _NoStream(DataSourceStreamReader):  # type: ignore[misc]

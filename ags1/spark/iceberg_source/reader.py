@@ -20,6 +20,7 @@ from ...iceberg.distributed import (
     ScanJob,
     bound_filter,
     parse_filter,
+    rename_columns,
 )
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
@@ -65,12 +66,13 @@ def parse_option_filter(
     if not text:
         return AlwaysTrue()
     try:
+        parsed = parse_filter(text)
         if schema is None:
-            return parse_filter(text)
+            return parsed
         then = frame or schema
-        own_name = naming(options, then)
-        bound_filter(parse_filter(text, own_name), then)
-        return parse_filter(text, lambda given: name_now(own_name(given), then, schema))
+        parsed = rename_columns(parsed, naming(options, then))
+        bound_filter(parsed, then)
+        return rename_columns(parsed, lambda name: name_now(name, then, schema))
     except (TypeError, ValueError) as error:
         raise ValueError(f"the option {name!r} ({text!r}) is wrong: {error}") from error
 
