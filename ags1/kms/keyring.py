@@ -44,7 +44,15 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
-from .passphrase import Passphrase, Protection, checked, is_read_only, read_private
+from .passphrase import (
+    Passphrase,
+    Protection,
+    checked,
+    composed,
+    forms,
+    is_read_only,
+    read_private,
+)
 from .secret import Secret, discreet
 
 _FORMAT = "ags1-keyring"
@@ -225,20 +233,23 @@ class Keyring(Secret):
             sealed = b""
         if not sealed:
             raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
-        sealed_by = self._derive(protection)
-        try:
-            text = open_sealed(sealed_by.derived_key, sealed, _header(protection))
-        except AuthenticationError:
-            raise KmsAccessDeniedError(
-                f"the passphrase does not open the keyring {self._path}"
-            ) from None
+        sealed_by, text = self._unsealed(protection, sealed)
         opened = _decode(text, self._path)
         if not isinstance(opened, dict):
             raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are not an object")
         self._wrong = None
         return opened, sealed_by
 
-    def _derive(self, protection: Protection) -> Sealing:
+    def _unsealed(self, protection: Protection, sealed: bytes) -> tuple[Sealing, bytes]:
+        """Return the sealing that opens the ``keys``, and their JSON."""
+        header = _header(protection)
+        for sealed_by in self._sealings(protection):
+            with contextlib.suppress(AuthenticationError):
+                return sealed_by, open_sealed(sealed_by.derived_key, sealed, header)
+        raise KmsAccessDeniedError(f"the passphrase does not open the keyring {self._path}")
+
+    def _sealings(self, protection: Protection) -> Iterator[Sealing]:
+        """Yield the keys that the passphrase may stand for."""
         file = None if self._passphrase is None else self._passphrase.file
         source = True if file is None else _identity_of(file)
         if (
@@ -246,22 +257,23 @@ class Keyring(Secret):
             and self._derived.protection == protection
             and self._wrong in (None, source)
         ):
-            return self._derived
+            yield self._derived
+            return
         if self._passphrase is None:
             raise KmsAccessDeniedError(
                 f"the keyring {self._path} is protected by a passphrase, and none was given"
             )
-        sealed_by = Sealing(protection, protection.derive(checked(self._passphrase.ask())))
-        # Remember the key even if the passphrase may be wrong: asking or deriving again would give
-        # the same, as long as the passphrase file is the same.
-        self._derived, self._wrong = sealed_by, source
-        return sealed_by
+        for form in forms(checked(self._passphrase.ask())):
+            # Remember the last key even if the passphrase is wrong: asking or deriving again would
+            # give the same, as long as the passphrase file is the same.
+            self._derived, self._wrong = Sealing(protection, protection.derive(form)), source
+            yield self._derived
 
 
 def sealing(passphrase: bytes) -> Sealing:
     """Return a new protection by ``passphrase``."""
     protection = Protection.new()
-    return Sealing(protection, protection.derive(passphrase))
+    return Sealing(protection, protection.derive(composed(passphrase)))
 
 
 @contextlib.contextmanager

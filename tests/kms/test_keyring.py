@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -185,6 +186,40 @@ def test_a_keyring_link_stays_a_link(keyring: Path, tmp_path: Path) -> None:
     create_key(str(link), "other")
     assert link.is_symlink()
     assert LocalKms(str(keyring)).names() == ["default", "other"]
+
+
+@pytest.mark.parametrize("made", ["NFC", "NFD"])
+def test_a_passphrase_opens_in_each_form_of_unicode(tmp_path: Path, made: str) -> None:
+    path = str(tmp_path / "keyring.json")
+    forms = {form: unicodedata.normalize(form, "Pässwört Å").encode() for form in ("NFC", "NFD")}
+    LocalKms(path, passphrase=forms[made]).create_key("default")
+    for form in forms.values():
+        assert LocalKms(path, passphrase=form).names() == ["default"]
+    with pytest.raises(KmsAccessDeniedError, match="does not open"):
+        LocalKms(path, passphrase="Pässwört A".encode()).names()
+    # Earlier releases took a passphrase as it was given.
+    document = json.loads(Path(path).read_bytes())
+    keys = opened_independently(Path(path), forms["NFC"])
+    nonce = os.urandom(12)
+    cipher = AESGCM(independent_key(document, forms["NFD"]))
+    sealed = cipher.encrypt(nonce, json.dumps(keys).encode(), header_of(document))
+    document["keys"] = base64.b64encode(nonce + sealed).decode()
+    Path(path).write_text(json.dumps(document))
+    for form in forms.values():
+        assert LocalKms(path, passphrase=form).names() == ["default"]
+
+
+def test_a_passphrase_from_a_pipe_is_read_once(protected: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb") as pipe:
+        pipe.write(PASSPHRASE + b"\n")
+        pipe.close()
+        kms = LocalKms(str(protected), f"/dev/fd/{reading}")
+        assert kms.names() == ["default"]
+        kms.close()
+        assert kms.names() == ["default"]
+        with pytest.raises(TypeError, match="passphrase"):
+            pickle.dumps(kms)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601, 0o610, 0o602])
@@ -1174,12 +1209,20 @@ def passphrase_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ending", "opens"), [(b"", True), (b"\n", True), (b"\n\n", False), (b"\r\n", False)]
+    ("begin", "ending", "opens"),
+    [
+        (b"", b"", True),
+        (b"", b"\n", True),
+        (b"", b"\r\n", True),
+        (b"\xef\xbb\xbf", b"\r\n", True),
+        (b"", b"\n\n", False),
+        (b"\n", b"", False),
+    ],
 )
-def test_one_newline_ends_a_passphrase_file(
-    protected: Path, passphrase_file: Path, ending: bytes, opens: bool
+def test_one_line_end_ends_a_passphrase_file(
+    protected: Path, passphrase_file: Path, begin: bytes, ending: bytes, opens: bool
 ) -> None:
-    passphrase_file.write_bytes(PASSPHRASE + ending)
+    passphrase_file.write_bytes(begin + PASSPHRASE + ending)
     kms = LocalKms(str(protected), str(passphrase_file))
     if opens:
         assert kms.names() == ["default"]
