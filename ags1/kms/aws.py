@@ -475,9 +475,9 @@ def _sdk_failure(error: Exception, doing: str, where: str) -> KmsError | None:
         request = f"{where} could not be reached for {doing}"
         trust = "AWS_CA_BUNDLE names a file with the certificate of the authority that signed it"
         return unasked(error, request, trust)
-    if isinstance(error, (OSError, UnicodeError)):
+    file = getattr(error, "filename", None) or _credential_files()
+    if isinstance(error, (OSError, UnicodeError)) and file:
         # Not a request's, but of a file with credentials, such as AWS_WEB_IDENTITY_TOKEN_FILE.
-        file = getattr(error, "filename", None) or _credential_files()
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return KmsAccessDeniedError(f"no credentials for {where}: cannot read {file}: {why}")
     if isinstance(error, EOFError):
@@ -500,7 +500,7 @@ def _credential_files() -> str:
     """Return the files of credentials that the environment names."""
     names = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
     given = [f"{os.environ[name]} ({name})" for name in names if os.environ.get(name)]
-    return " or ".join(given) or "a file of credentials"
+    return " or ".join(given)
 
 
 def _refusal(

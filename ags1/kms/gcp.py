@@ -216,7 +216,8 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         if isinstance(error, requests.RequestException):
             request = f"{where} could not be reached {subject}"
             return unasked(error, request, trust)
-        if isinstance(error, (OSError, UnicodeError)):
+        named = _named_file() and not self._properties.get(TOKEN)
+        if isinstance(error, (OSError, UnicodeError)) and named:
             # Not a request's, but of a file with credentials.
             file = f"GOOGLE_APPLICATION_CREDENTIALS{_named_file()}"
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -47,11 +48,12 @@ from ..errors import (
 from .passphrase import (
     Passphrase,
     Protection,
+    check_private,
     checked,
     composed,
     forms,
     is_read_only,
-    read_private,
+    read_owned,
 )
 from .secret import Secret, discreet
 
@@ -191,10 +193,11 @@ class Keyring(Secret):
                     document, keys, seal_before = {"format": _FORMAT}, _Hidden(), new_seal
                 edit(keys)
                 master_keys = _parse(keys, self._path)
-                data = _print(document, keys, protect(seal_before))
+                sealed_by = protect(seal_before)
+                data = _print(document, keys, sealed_by)
                 if len(data) > _MAX_SIZE:
                     raise KmsError(f"the keyring {self._path} would be larger than 16 MiB")
-                private_file.write(path, data, overwrite=True, durable=True)
+                _write(path, data, self._path, is_sealed=sealed_by is not None)
             return master_keys
 
     def _refresh(self) -> Mapping[str, MasterKey]:
@@ -305,10 +308,24 @@ def _identity_of(path: str) -> object:
         return None  # reading the file raises the error
 
 
-def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_result]:
-    """Return the keyring's JSON document and the file's status. Raises KmsError."""
+def _write(path: str, data: bytes, shown: str, *, is_sealed: bool) -> None:
     try:
-        data, status = read_private(path, _MAX_SIZE, "keyring", allow_readable=allow_readable)
+        private_file.write(path, data, overwrite=True, durable=True, has_secrets=not is_sealed)
+    except PermissionError as error:
+        if error.errno != errno.EPERM or is_sealed:
+            raise
+        raise KmsAccessDeniedError(
+            f"the keyring {shown} would be open to others: {error.strerror}, whatever is asked for "
+            "(FAT, NTFS, a share). Keep the keyring on another file system, or protect it with a "
+            "passphrase (ags1 keygen --passphrase)"
+        ) from None
+
+
+def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_result]:
+    """Return the keyring's JSON document and the file's status. Only a keyring with a passphrase
+    may be open to others, as all files are on a file system without modes. Raises KmsError."""
+    try:
+        data, status = read_owned(path, _MAX_SIZE, "keyring")
     except FileNotFoundError:
         raise KmsKeyNotFoundError(
             f"there is no keyring {path}. To encrypt for the first time, make one: ags1 keygen. "
@@ -322,6 +339,8 @@ def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_r
     version = document.get("version")
     if type(version) is not int or version not in (_PLAIN, _PROTECTED):
         raise KmsError(f"the keyring {path} has a version that this ags1 does not know")
+    if version == _PLAIN:
+        check_private(status, path, "keyring", allow_readable=allow_readable)
     return document, status
 
 

@@ -34,10 +34,16 @@ _SCRYPT_MAX_P = 4
 
 
 @discreet
-def read_private(
-    path: str, size_limit: int, what: str, *, allow_readable: bool
-) -> tuple[bytes, os.stat_result]:
-    """Return a file's bytes and status, after ``check_private``. Raises KmsError, and
+def read_private(path: str, size_limit: int, what: str, *, allow_readable: bool) -> bytes:
+    """Return a file's bytes, after ``check_private``. Raises KmsError, and FileNotFoundError."""
+    data, status = read_owned(path, size_limit, what)
+    check_private(status, path, what, allow_readable=allow_readable)
+    return data
+
+
+@discreet
+def read_owned(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
+    """Return the bytes and the status of a file that belongs to us or to root. Raises KmsError, and
     FileNotFoundError."""
     try:
         data, status = private_file.read(path, size_limit)
@@ -47,7 +53,7 @@ def read_private(
         raise KmsAccessDeniedError(f"cannot read the {what} {path}: {error.strerror}") from None
     except OSError as error:
         raise KmsError(f"cannot read the {what} {path}: {error.strerror}") from None
-    check_private(status, path, what, allow_readable=allow_readable)
+    check_owner(status, path, what)
     return data, status
 
 
@@ -148,7 +154,7 @@ def read_passphrase(path: str, *, allow_readable: bool = False) -> bytes:
     """Return the passphrase in a private file, without one line end at its end and a byte-order
     mark at its beginning. Raises KmsError."""
     try:
-        data, _ = read_private(
+        data = read_private(
             path, _MAX_PASSPHRASE_SIZE, "passphrase file", allow_readable=allow_readable
         )
     except FileNotFoundError:
