@@ -169,9 +169,7 @@ class OpenAvro:
         self._stream.close()
 
 
-def with_ids(
-    schema: pa.Schema, names: NameMapping | None, variants: frozenset[int]
-) -> pa.Schema:
+def with_ids(schema: pa.Schema, names: NameMapping | None, variants: frozenset[int]) -> pa.Schema:
     """Return the schema of a Parquet file with the IDs that ``names`` gives to fields without one.
     Fields that have none in the end are left out, as the specification says ("Column Projection"),
     with the lists and maps that need them. The fields with the IDs ``variants`` stay as they are.

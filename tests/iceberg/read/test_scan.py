@@ -888,9 +888,7 @@ def test_a_part_of_a_batch_is_projected(first: int, count: int) -> None:
     kinds = schema_to_pyarrow(schema, include_field_ids=False)
     whole = pa.RecordBatch.from_pylist(NESTED_ROWS, schema=kinds)
     part = whole.slice(first, count)
-    found = project(
-        schema, schema, part, missing={}, extensions={}
-    )
+    found = project(schema, schema, part, missing={}, extensions={})
     found.validate(full=True)
     assert found.to_pylist() == NESTED_ROWS[first : first + count]
 
