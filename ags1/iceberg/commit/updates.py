@@ -53,10 +53,11 @@ def apply_updates(
     metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], *, now_ms: int
 ) -> dict[str, Any]:
     """Return a table's metadata after updates, in Java's field order. The argument is not changed.
-    ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). The log of
-    metadata files stays as it is. Raises CommitFailedException if a snapshot was made for an older
-    version of the table: then it has to be made again. Raises ValueError for updates that are not
-    allowed, and MetadataIntegrityError (a ValueError too) for malformed metadata or updates."""
+    ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). If the table
+    was last updated later than that, by another clock, the change has the time of that update. The
+    log of metadata files stays as it is. Raises CommitFailedException if a snapshot was made for an
+    older version of the table: then it has to be made again. Raises ValueError for updates that are
+    not allowed, and MetadataIntegrityError (a ValueError too) for malformed metadata or updates."""
     try:
         table = _Table(metadata, updates, now_ms)
         for update in updates:
@@ -87,7 +88,8 @@ class _Table:
         self, metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], now_ms: int
     ) -> None:
         self._is_new = metadata is None
-        self._now_ms = now_ms
+        # Java cannot read a table whose times go back by more than a minute.
+        self._now_ms = max(now_ms, (metadata or {}).get("last-updated-ms", 0))
         self._table = _empty(updates) if metadata is None else _completed(metadata)
         self._is_changed = metadata is None
         # Whether the default spec and order have to be compared with the current schema.
@@ -483,7 +485,7 @@ class _Table:
             if after - before < -CLOCK_SKEW_MS:
                 raise ValueError(
                     f"the table's history would have a change at {before} ms and the next one at "
-                    f"{after} ms: correct this machine's clock, or another writer's"
+                    f"{after} ms, and Java could not read that: make the snapshot again"
                 )
 
     def _check_keys(self) -> None:
