@@ -26,7 +26,7 @@ from ...errors import KeyReuseError
 from ...key_metadata import KeyMetadata
 from ...layout import DEFAULT_BLOCK_SIZE
 from .listing import list_files
-from .locations import local_path, mapped_location
+from .locations import local_path, mapped_location, new_input
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class TableOutput:
 
     def open(self, location: str) -> InputStream:
         """Open a written file for reading. Raises OSError."""
-        return self.io.new_input(self._stored(location)).open()
+        return new_input(self.io, self._stored(location)).open()
 
     def listed(self, folder: str) -> Iterator[str] | None:
         """Return the locations of all files below a folder; None if the storage cannot list. The
