@@ -114,9 +114,9 @@ class SnapshotStep(Step):
 
     def check(self, committed: TableView) -> None:
         view = committed.at(self._branch)
-        if self._first is None:
+        if self._change is None or self._first is None:
             self._first = view
-        elif self._change is not None:
+        else:
             check_unchanged(self._change.read, self._first.snapshot, view)
 
     def stage(self, view: TableView) -> Staged:

@@ -1710,13 +1710,13 @@ if moment == "end":
     atexit.register(press)
 else:
     sys.meta_path.insert(0, Press())
-from ags1_program import main
+from ags1.cli import main
 sys.argv[1:] = ["info", "--seconds", "0"]
 main()
 """
 
 
-@pytest.mark.parametrize("moment", ["ags1", "ags1.bulk", "ags1.cli.app", "ags1.cli.info", "end"])
+@pytest.mark.parametrize("moment", ["ags1.errors", "ags1.cli.app", "ags1.cli.info", "end"])
 def test_ctrl_c_is_one_line_from_the_beginning_to_the_end(home: Path, moment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, moment], capture_output=True, text=True, check=False

@@ -32,10 +32,11 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from ...errors import MetadataIntegrityError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
 from ..commit.updates import apply_updates
-from ..read.metadata import FORMAT_VERSION, is_plaintext
+from ..read.metadata import is_plaintext
 from ..read.records import DATA, ContentFile
 from ..spec.column_types import with_types
-from ..spec.constants import MAIN_BRANCH
+from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
+from ..spec.properties import check_encryption
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..write.executors import Done, RewriteExecutor
@@ -258,6 +259,7 @@ def _check(metadata: Mapping[str, Any], other_refs: tuple[str, ...]) -> None:
         raise ValueError(
             f"the table is encrypted already: it has {TABLE_KEY_ID!r} or 'encryption-keys'"
         )
+    check_encryption(metadata.get("properties") or {})
     version = metadata.get("format-version")
     if version not in range(1, FORMAT_VERSION + 1):
         raise ValueError(
