@@ -16,7 +16,7 @@ import org.apache.iceberg.io.FileIO;
  * threads, and each of its commits adds all keys that it has ever seen. Threads may share it.
  */
 public final class EncryptedHiveCatalog extends HiveCatalog {
-  private CatalogRules rules; // set once, by initialize
+  private CatalogRules rules; // set once, by initialize()
 
   @Override
   public void initialize(String name, Map<String, String> properties) {

@@ -7,9 +7,12 @@ import static ags1.iceberg.EncryptedJdbcCatalog.SHA256;
 
 import java.io.IOException;
 import java.io.InputStream;
+import java.io.OutputStream;
 import java.io.UncheckedIOException;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.UUID;
 import java.util.stream.Stream;
 import org.apache.iceberg.BaseMetastoreTableOperations;
 import org.apache.iceberg.TableMetadata;
@@ -22,6 +25,7 @@ import org.apache.iceberg.exceptions.NoSuchTableException;
 import org.apache.iceberg.exceptions.NotFoundException;
 import org.apache.iceberg.exceptions.ValidationException;
 import org.apache.iceberg.inmemory.InMemoryInputFile;
+import org.apache.iceberg.inmemory.InMemoryOutputFile;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.relocated.com.google.common.hash.Hashing;
 
@@ -94,11 +98,16 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
 
   @Override
   protected void doCommit(TableMetadata base, TableMetadata metadata) {
-    String location = writeNewMetadataIfRequired(base == null, metadata);
+    boolean isRegistered = base == null && metadata.metadataFileLocation() != null;
+    String location = isRegistered ? metadata.metadataFileLocation() : newLocation(metadata);
+    byte[] meant = bytes(location, metadata);
+    if (!isRegistered) {
+      write(location, meant);
+    }
     byte[] stored = stored(location);
     TableMetadata written = parsed(location, stored);
     refuseIf(
-        !TableMetadataParser.toJson(written).equals(TableMetadataParser.toJson(metadata)),
+        !Arrays.equals(meant, isRegistered ? bytes(location, written) : stored),
         "%s is not the metadata that was committed: somebody has changed it", location);
     String keyId = metadata.properties().get(KEY);
     boolean isConfirmed = !hasStrangeFolder(base, metadata, location);
@@ -147,6 +156,29 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
   /** Hadoop writes {@code file:///} as {@code file:/}. */
   private static String oneForm(String location) {
     return location.replaceFirst("^file:/+", "file:/");
+  }
+
+  private String newLocation(TableMetadata metadata) {
+    String codec =
+        metadata.property(
+            TableProperties.METADATA_COMPRESSION, TableProperties.METADATA_COMPRESSION_DEFAULT);
+    String end = TableMetadataParser.getFileExtension(codec);
+    String name = String.format("%05d-%s%s", currentVersion() + 1, UUID.randomUUID(), end);
+    return metadataFileLocation(metadata, name);
+  }
+
+  private static byte[] bytes(String location, TableMetadata metadata) {
+    InMemoryOutputFile file = new InMemoryOutputFile(location);
+    TableMetadataParser.overwrite(metadata, file);
+    return file.toByteArray();
+  }
+
+  private void write(String location, byte[] content) {
+    try (OutputStream file = io().newOutputFile(location).createOrOverwrite()) {
+      file.write(content);
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
   }
 
   private byte[] stored(String location) {
