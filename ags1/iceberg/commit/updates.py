@@ -21,11 +21,10 @@ from pyiceberg.exceptions import CommitFailedException
 from ...errors import MetadataIntegrityError
 from ...keys.envelope import EncryptedKey
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
-from ..read.metadata import FORMAT_VERSION
-from ..spec.constants import MAIN_BRANCH
+from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
 from ..spec.java_json import in_java_order, schema_in_java_order
 from ..spec.json_fields import json_object, string, whole, wholes
-from ..spec.properties import property_text, refuse_reserved
+from ..spec.properties import check_encryption, property_text, refuse_reserved
 from ..spec.refs import RETENTION, read_refs, ref_from_update
 from ..spec.shape import (
     FIRST_PARTITION_ID,
@@ -169,7 +168,10 @@ class _Table:
         texts = {name: property_text(name, value) for name, value in changed.items()}
         refuse_reserved(texts)
         if texts:
-            self._table["properties"] = {**self._table["properties"], **texts}
+            before = self._table["properties"]
+            self._table["properties"] = {**before, **texts}
+            if TABLE_KEY_ID in self._table["properties"]:
+                check_encryption({n: t for n, t in texts.items() if before.get(n) != t})
             self._is_changed = True
 
     def _remove_properties(self, update: Mapping[str, Any]) -> None:
