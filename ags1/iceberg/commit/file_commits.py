@@ -87,7 +87,7 @@ class FileCommits(Commits, ABC):
         if not updates:
             return base
         changes = plain_dicts(updates)
-        metadata = self._updated(base, changes, new_key_id, now_ms())
+        metadata = self._updated(base, changes, new_key_id)
         before_ms = base.metadata["last-updated-ms"]
         metadata, expired = with_metadata_log(metadata, base.location, before_ms)
         location = next_metadata_location(

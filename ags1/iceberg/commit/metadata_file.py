@@ -70,7 +70,7 @@ def with_metadata_log(
     commit. The log keeps the last ``write.metadata.previous-versions-max`` files. Older ones are
     deleted if ``write.metadata.delete-after-commit.enabled`` is true and they are in the previous
     file's folder, because somebody may have changed the log. Raises ValueError if the first
-    property is not a number, or if the table's clock would go back."""
+    property is not a number."""
     if previous_location is None:
         return dict(metadata), []
     properties = metadata.get("properties") or {}
@@ -81,11 +81,6 @@ def with_metadata_log(
         raise ValueError(
             f"{PREVIOUS_VERSIONS_MAX} is {text!r}: change it to a whole number"
         ) from None
-    if metadata["last-updated-ms"] - previous_last_updated_ms < -CLOCK_SKEW_MS:
-        raise ValueError(
-            f"the table was updated at {previous_last_updated_ms} ms, but here it is "
-            f"{metadata['last-updated-ms']} ms: correct this machine's clock, which is slow"
-        )
     log = [
         *(metadata.get("metadata-log") or ()),
         {"timestamp-ms": previous_last_updated_ms, "metadata-file": previous_location},

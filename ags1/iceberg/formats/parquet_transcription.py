@@ -156,7 +156,7 @@ class _Transcription:
         self._chunks = list(chunks(footer))
         self._levels = [(repeated, optional) for _, repeated, optional in _leaves(footer)]
         self._write_bytes = write
-        self._key = key_metadata.encryption_key
+        self._km = key_metadata
         self._file_id = random_bytes(FILE_ID_SIZE)
         self._file_aad = (key_metadata.aad_prefix or b"") + self._file_id
         self._has_prefix = bool(key_metadata.aad_prefix)
@@ -269,7 +269,7 @@ class _Transcription:
         return tally.contents(self._at)
 
     def _encrypted(self, kind: ModuleType, ordinals: bytes, text: bytes | memoryview) -> bytes:
-        sealed = seal(self._key, text, self._file_aad + bytes([kind]) + ordinals)
+        sealed = seal(self._km.encryption_key, text, self._file_aad + bytes([kind]) + ordinals)
         return struct.pack("<I", len(sealed)) + sealed
 
     def _write(self, data: bytes) -> None:

@@ -154,8 +154,12 @@ def find_orphans(
         )
     if prefix_mismatch_mode not in get_args(PrefixMismatchMode):
         raise ValueError(f"prefix_mismatch_mode {prefix_mismatch_mode!r} is unknown")
-    search = _Search(table, older_than_ms, location)
-    orphans = search.run(refresh)
+
+    def searched() -> tuple[_Search, OrphanFiles]:
+        search = _Search(table, older_than_ms, location)
+        return search, search.run(refresh)
+
+    search, orphans = table.or_newer(searched)
     return replace(orphans, files=_without_mismatches(orphans.files, search, prefix_mismatch_mode))
 
 

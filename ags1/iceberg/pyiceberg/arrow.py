@@ -135,16 +135,16 @@ def project(
     wanted: Schema,
     file_schema: Schema,
     batch: pa.RecordBatch,
-    downcast_ns_timestamp_to_us: bool,
     missing: Mapping[int, Any],
     extensions: Mapping[int, dict[bytes, bytes]],
 ) -> pa.RecordBatch:
-    """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID.
+    """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID. If a
+    file has nanoseconds and the column has not, they are cut to microseconds, as in PyIceberg.
     ``missing`` has the values of columns that the file does not have. ``extensions`` are those of
     ``column_types``."""
     visitor = _Projection(
         file_schema,
-        downcast_ns_timestamp_to_us,
+        downcast_ns_timestamp_to_us=True,
         projected_missing_fields=dict(missing),
         allow_timestamp_tz_mismatch=True,
     )

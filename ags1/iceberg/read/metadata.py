@@ -37,13 +37,12 @@ from ... import strict_json
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.column_types import with_types
-from ..spec.constants import MAIN_BRANCH
+from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
 from ..spec.java_json import java_print, metadata_hash
 from ..storage.locations import leads_up, may_be_one_folder
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
 
-FORMAT_VERSION = 3
 _BLOB_TYPES = get_args(BlobMetadata.model_fields["type"].annotation)
 MAX_METADATA_SIZE = 256 << 20
 

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
-from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 from ...arrow_layouts import plain_batch
 from ...arrow_nested import with_child
@@ -223,6 +223,49 @@ class OpenAvro:
         self._stream.close()
 
 
+def with_ids(schema: pa.Schema, names: NameMapping | None, variants: frozenset[int]) -> pa.Schema:
+    """Return the schema of a Parquet file with the IDs that ``names`` gives to fields without one.
+    Fields that have none in the end are left out, as the specification says ("Column Projection"),
+    with the lists and maps that need them. The fields with the IDs ``variants`` stay as they are.
+    Raises FormatError if no field of the file has an ID and the table has no mapping."""
+    fields = _with_ids(list(schema), [] if names is None else list(names), variants)
+    if names is None and not fields and len(schema):
+        raise FormatError(
+            "Parquet file does not have field-ids and the Iceberg table does not have "
+            "'schema.name-mapping.default' defined"
+        )
+    return pa.schema(fields)
+
+
+def _with_ids(
+    fields: list[pa.Field], mapping: list[MappedField], variants: frozenset[int]
+) -> list[pa.Field]:
+    own = {_id_of(field) for field in fields}
+    kept: list[pa.Field] = []
+    for field in fields:
+        field_id = _id_of(field)
+        mapped = next((m for m in mapping if field.name in m.names), None)
+        if field_id < 0:
+            # A column that has the ID itself is meant.
+            if mapped is None or mapped.field_id is None or mapped.field_id in own:
+                continue
+            field_id = mapped.field_id
+            own.add(field_id)
+            field = field.with_metadata({PARQUET_FIELD_ID: str(field_id)})
+        parts, make = _parts(field.type)
+        if make is not None and field_id not in variants:
+            # The names of Parquet's elements, keys and values differ from writer to writer.
+            if not pa.types.is_struct(field.type):
+                names = ("key", "value") if pa.types.is_map(field.type) else ("element",)
+                parts = [part.with_name(name) for part, name in zip(parts, names, strict=True)]
+            inside = _with_ids(parts, [] if mapped is None else mapped.fields, variants)
+            if len(inside) < len(parts) and not pa.types.is_struct(field.type):
+                continue
+            field = field.with_type(make(*inside))
+        kept.append(field)
+    return kept
+
+
 def without_fields(schema: pa.Schema, ids: frozenset[int], variants: frozenset[int]) -> pa.Schema:
     """Return the schema of a Parquet file without the fields with these IDs and without containers
     that need them. Geometries, for which GeoArrow's libraries have a type, become bytes. The fields
@@ -248,7 +291,7 @@ def _field_without(
     ]
     if make is None:
         return field
-    if not kept or (len(kept) < len(parts) and not pa.types.is_struct(kind)):
+    if len(kept) < len(parts) and not (kept and pa.types.is_struct(kind)):
         return None
     return field.with_type(make(*kept))
 

@@ -22,6 +22,7 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestFile
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.typedef import Record
 
+from ..._key_metadata import EncodedKeyMetadata
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
 from ..pyiceberg.records import (
@@ -36,23 +37,22 @@ from ..pyiceberg.records import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
 EXISTING, ADDED, DELETED = 0, 1, 2
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 
 
 class _KeyedRecord(NamedRecord):
-    """A record with the key of a file. PyIceberg shows and prints ``key_metadata``, so that is
-    None, and ``key_bytes`` is the real value. ``of`` and ``replace`` take it as ``key_metadata``.
-    It cannot be pickled."""
+    """A record with the key of a file. PyIceberg's ``key_metadata`` is None, and ``key_bytes`` is
+    the real value. ``of`` and ``replace`` take it as ``key_metadata``. It cannot be pickled."""
 
-    _key_bytes: bytes | None = None
+    _key_bytes: EncodedKeyMetadata | None = None
 
     @classmethod
-    def of(cls, *, key_metadata: bytes | None = None, **fields: Any) -> Self:
+    def of(cls, *, key_metadata: Buffer | None = None, **fields: Any) -> Self:
         record = super().of(**fields)
-        record._key_bytes = key_metadata
+        record._key_bytes = None if key_metadata is None else EncodedKeyMetadata(key_metadata)
         return record
 
     def replace(self, **changes: Any) -> Self:
@@ -64,7 +64,7 @@ class _KeyedRecord(NamedRecord):
         self._key_bytes, self[at] = self[at], None
 
     @property
-    def key_bytes(self) -> bytes | None:
+    def key_bytes(self) -> EncodedKeyMetadata | None:
         """The encoded key metadata of the file; None if it is not encrypted."""
         return self._key_bytes
 
@@ -275,7 +275,7 @@ def read_entries(
     return cast("list[ManifestEntry]", entries)
 
 
-def parse_key(key_bytes: bytes, location: str, length: int) -> KeyMetadata:
+def parse_key(key_bytes: EncodedKeyMetadata, location: str, length: int) -> KeyMetadata:
     """Return the key of a file that has ``length`` bytes according to its record. Raises
     KeyMetadataError, and MetadataIntegrityError if the key metadata has another length."""
     try:

@@ -99,7 +99,7 @@ def _rewrite_parquet(
         file_path=location,
         file_size_in_bytes=after.size,
         column_sizes=sizes,
-        key_metadata=key_metadata.to_bytes(),
+        key_metadata=key_metadata.encoded(),
         split_offsets=after.split_offsets or None,
     )
 
@@ -130,7 +130,7 @@ def _rewrite_avro(
     return record.replace(
         file_path=location,
         file_size_in_bytes=key_metadata.file_length,
-        key_metadata=key_metadata.to_bytes(),
+        key_metadata=key_metadata.encoded(),
     )
 
 

@@ -142,7 +142,7 @@ final class EncryptedOperations extends DelegatingOperations {
         base != null && !Objects.equals(before, metadata.properties().get(name)),
         "the property '%s' of an existing table is not added, changed or removed: it is %s",
         name, before);
-    rules.keyId(metadata);
+    rules.checkSet(base == null ? Map.of() : base.properties(), metadata);
   }
 
   /** Returns the metadata with the keys of its new snapshots, after a check of these snapshots. */
