@@ -1,5 +1,5 @@
-"""Small private files, such as keyrings and sidecars. They are read up to a size limit, and written
-whole or not at all with mode 0600."""
+"""Small private files, such as keyrings. They are read up to a size limit, and written whole or not
+at all with mode 0600."""
 
 from __future__ import annotations
 

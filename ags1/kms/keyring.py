@@ -60,6 +60,10 @@ from .secret import Secret, discreet
 _FORMAT = "ags1-keyring"
 # Of the file beside a keyring that processes lock.
 LOCK_SUFFIX = ".lock"
+# What a file system without flock answers. There, this file beside the keyring is the lock.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_HELD_SUFFIX = ".lock.held"
+_MOST_SECONDS, _BETWEEN_TRIES = 10.0, 0.05
 _PLAIN, _PROTECTED = 1, 2
 _KEY_SIZE = 32
 _MAX_SIZE = 16 << 20
@@ -286,7 +290,14 @@ def _locked(path: str) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(path + LOCK_SUFFIX, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise OSError(error.errno, error.strerror, path + LOCK_SUFFIX) from None
+            with _held(path + _HELD_SUFFIX):
+                yield
+            return
         try:
             yield
         finally:
@@ -294,6 +305,29 @@ def _locked(path: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[None]:
+    """Hold a lock where the file system has none (some NFS, FUSE and Lustre mounts): a file that
+    exists as long as a process has it. Raises OSError if it is not removed in time."""
+    give_up = time.monotonic() + _MOST_SECONDS
+    while True:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            break
+        except FileExistsError:
+            if time.monotonic() > give_up:
+                message = (
+                    "another process holds this lock of the keyring. If none is running, it was "
+                    "killed: remove this file"
+                )
+                raise OSError(errno.EAGAIN, message, path) from None
+            time.sleep(_BETWEEN_TRIES)
+    try:
+        yield
+    finally:
+        os.unlink(path)
 
 
 def _identity(status: os.stat_result) -> object:
