@@ -80,15 +80,17 @@ class OpaqueType(types.PrimitiveType):
         return self.root
 
 
-# Defaults of such a column are kept as their JSON.
+# Defaults of such a column are kept as their JSON. That of a struct is {}, as its fields have some.
 @from_json.register(OpaqueType)
 @from_json.register(VariantType)
+@from_json.register(types.StructType)
 def _(_: types.IcebergType, value: Any) -> str:
     return json.dumps(value)
 
 
 @to_json.register(OpaqueType)
 @to_json.register(VariantType)
+@to_json.register(types.StructType)
 def _(_: types.IcebergType, value: str) -> Any:
     return json.loads(value)
 
@@ -288,6 +290,25 @@ def as_stored(schema: Schema) -> Schema:
         return field.field_type
 
     return as_bytes(_of_types(schema, stored))
+
+
+def with_struct_defaults(schema: Schema, whole: Schema) -> Schema:
+    """Return a selection of the columns of ``whole`` with the initial defaults of structs, which
+    PyIceberg's selection drops."""
+    defaults = {
+        field.field_id: field.initial_default
+        for field in index_by_id(whole).values()
+        if isinstance(field.field_type, types.StructType) and field.initial_default is not None
+    }
+
+    def restored(field: types.NestedField) -> types.NestedField:
+        if not isinstance(field.field_type, types.StructType):
+            return field
+        kind = types.StructType(*map(restored, field.field_type.fields))
+        change = {"field_type": kind, "initial_default": defaults.get(field.field_id)}
+        return field.model_copy(update=change)
+
+    return Schema(*map(restored, schema.fields)) if defaults else schema
 
 
 def as_bytes(schema: Schema) -> Schema:
