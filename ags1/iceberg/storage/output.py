@@ -85,6 +85,8 @@ class TableOutput:
         """Write a new AGS1 file with a fresh key; return its key metadata with the file's length.
         Raises KeyReuseError, and as ``create``."""
         sealed = oneshot.encrypt(plaintext, km=key_metadata, block_size=DEFAULT_BLOCK_SIZE)
+        # If the write fails, error reporters print the variables, and a manifest has keys.
+        plaintext = b""
         self.write(location, sealed.data)
         return sealed.key_metadata
 

@@ -133,7 +133,7 @@ class FileWriter:
             nan_value_counts=metrics.nan_value_counts,
             lower_bounds=metrics.lower_bounds,
             upper_bounds=metrics.upper_bounds,
-            key_metadata=key_metadata.to_bytes(),
+            key_metadata=key_metadata.encoded(),
             split_offsets=split_offsets,
             sort_order_id=order.order_id if order is not None and self.is_sorted else 0,
             spec_id=self._plan.spec.spec_id,

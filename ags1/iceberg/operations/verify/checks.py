@@ -169,9 +169,7 @@ class FileChecker:
         key_metadata = cast("KeyMetadata", file.key)
         findings: list[Finding] = []
         if file.file_format == FileFormat.PARQUET:
-            if key_metadata.file_length is None:
-                # The manifest is just as authentic. Other readers use no length at all.
-                key_metadata = key_metadata.with_file_length(file.file_size_in_bytes)
+            key_metadata = cast("KeyMetadata", file.sized_key)
             findings = _parquet_findings(check, self._verify_parquet(check.location, key_metadata))
         elif file.file_format == FileFormat.ORC:
             raise FormatError("the manifest has a key for an ORC file: Iceberg cannot encrypt ORC")
@@ -334,7 +332,8 @@ def _parquet_findings(check: Check, verified: VerifiedParquet) -> list[Finding]:
         message = (
             f"{verified.plain_levels_size} bytes of levels (which values are null, where lists "
             "begin) are not encrypted, and somebody could change them: Java writes pages of "
-            "version 2 in this way. Rewrite the file with rekey"
+            "version 2 in this way. Set write.parquet.page-version=v1, and rewrite the file in "
+            "Spark"
         )
         findings.append(check.finding("plain-levels", message))
     if verified.padding_size:
