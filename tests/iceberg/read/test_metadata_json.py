@@ -184,3 +184,35 @@ def test_the_default_of_a_struct_is_made_of_those_of_its_fields(
     after = table.scan(selected_fields=("id", "s")).to_arrow().sort_by("id")
     assert after.to_pylist() == rows
     assert metadata_of(table)["schemas"][-1]["fields"][1]["initial-default"] == {}
+
+
+BOUNDS: dict[str, tuple[str, list[bytes]]] = {
+    "a letter that is cut": ("string", ["é".encode()[:1], b"a\xff"]),
+    "other lengths": ("long", [b"", b"\1\2\3", b"\1" * 9]),
+    "a date that was a long": ("date", [b"\1" * 8]),
+    "more digits": ("decimal(4, 2)", [b"\x7f" * 3, b"\x7f" * 20]),
+    "fixed": ("fixed[4]", [b"abc"]),
+    "a timestamp": ("timestamp", [b"\1" * 5]),
+    "a boolean": ("boolean", [b""]),
+    "a uuid": ("uuid", [b"\1" * 15]),
+}
+
+
+@pytest.mark.parametrize("case", BOUNDS)
+def test_bounds_that_are_no_values_are_shown_as_null(tmp_path: Path, case: str) -> None:
+    kind, bounds = BOUNDS[case]
+    columns = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "c", "type": kind}]
+    for number, bound in enumerate(bounds):
+        maker = TableMaker(tmp_path / f"t{number}", columns, memory_kms())
+        metrics = {
+            side: [{"key": 1, "value": (7).to_bytes(8, "little")}, {"key": 2, "value": bound}]
+            for side in ("lower_bounds", "upper_bounds")
+        }
+        maker.commit(maker.add_parquet([{"id": 1, "c": None}], **metrics))
+        table = open_table(maker.write(), memory_kms())
+        for shown in (table.inspect.files(), table.inspect.entries(), table.inspect.all_files()):
+            readable = shown["readable_metrics"].to_pylist()[0]
+            assert readable["c"]["lower_bound"] is readable["c"]["upper_bound"] is None
+            assert readable["id"]["lower_bound"] == 7
+        assert dict(table.inspect.files()["lower_bounds"].to_pylist()[0])[2] == bound
+        assert table.scan("c is null").count() == 1
