@@ -1,5 +1,5 @@
-"""Small private files, such as keyrings and sidecars. They are read up to a size limit, and written
-whole or not at all with mode 0600."""
+"""Small private files, such as keyrings. They are read up to a size limit, and written whole or not
+at all with mode 0600."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config_folder(environ: Mapping[str, str]) -> str:
 
 def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:
     """Return a regular file's bytes and its status. Raises OSError, also for a larger file."""
-    with regular_file(path) as (fd, status):
+    with regular_file(path) as (fd, status, _):
         try:
             with open(fd, "rb", closefd=False) as file:
                 # A file may grow, and the system may report a wrong size.

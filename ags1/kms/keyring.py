@@ -28,7 +28,6 @@ import errno
 import fcntl
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +44,7 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
+from ..filelike import Lock
 from .passphrase import (
     Passphrase,
     Protection,
@@ -60,6 +60,10 @@ from .secret import Secret, discreet
 _FORMAT = "ags1-keyring"
 # Of the file beside a keyring that processes lock.
 LOCK_SUFFIX = ".lock"
+# What a file system without flock answers. There, this file beside the keyring is the lock.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_HELD_SUFFIX = ".lock.held"
+_MOST_SECONDS, _BETWEEN_TRIES = 10.0, 0.05
 _PLAIN, _PROTECTED = 1, 2
 _KEY_SIZE = 32
 _MAX_SIZE = 16 << 20
@@ -128,7 +132,7 @@ class Keyring(Secret):
         self._path = path
         self._allow_readable = allow_readable
         self._passphrase = passphrase
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._keys: Mapping[str, MasterKey] | None = None
         self._seen: object = None
         self._derived: _Seal = None
@@ -141,12 +145,14 @@ class Keyring(Secret):
         """Return the master keys by name; ``fresh``: read the file again if it has changed."""
         if (keys := self._keys) is not None and not fresh:
             return keys
+        self._lock.check_not_mine()
         with self._lock:
             return self._refresh()
 
     @discreet
     def is_protected(self) -> bool:
         """Return whether the keyring has a passphrase. If it has one, this asks for it."""
+        self._lock.check_not_mine()
         with self._lock:
             self._refresh()
             return self._derived is not None
@@ -162,6 +168,7 @@ class Keyring(Secret):
         """Let ``edit`` change the ``keys`` object and write the keyring. Returns the master keys.
         ``create``: make the keyring if there is none. ``protect`` returns the new seal for the
         old."""
+        self._lock.check_not_mine()
         with self._lock:
             new_seal: _Seal = None
             try:
@@ -286,7 +293,14 @@ def _locked(path: str) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(path + LOCK_SUFFIX, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise OSError(error.errno, error.strerror, path + LOCK_SUFFIX) from None
+            with _held(path + _HELD_SUFFIX):
+                yield
+            return
         try:
             yield
         finally:
@@ -294,6 +308,29 @@ def _locked(path: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[None]:
+    """Hold a lock where the file system has none (some NFS, FUSE and Lustre mounts): a file that
+    exists as long as a process has it. Raises OSError if it is not removed in time."""
+    give_up = time.monotonic() + _MOST_SECONDS
+    while True:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            break
+        except FileExistsError:
+            if time.monotonic() > give_up:
+                message = (
+                    "another process holds this lock of the keyring. If none is running, it was "
+                    "killed: remove this file"
+                )
+                raise OSError(errno.EAGAIN, message, path) from None
+            time.sleep(_BETWEEN_TRIES)
+    try:
+        yield
+    finally:
+        os.unlink(path)
 
 
 def _identity(status: os.stat_result) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import functools
 import hashlib
 import json
@@ -16,6 +17,7 @@ import threading
 import traceback
 import unicodedata
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -1491,6 +1493,28 @@ def test_every_change_keeps_a_link_and_the_mode(protected: Path, tmp_path: Path)
     assert stat.S_IMODE(protected.stat().st_mode) == 0o600
     assert LocalKms(str(protected)).names() == ["default", "other"]
     assert not Path(f"{path}.lock").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_one_process_at_a_time_changes_a_keyring(
+    keyring: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(fd: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("ags1.kms.keyring.fcntl.flock", refused)
+    kms = LocalKms(str(keyring))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: LocalKms(str(keyring)).create_key(f"key-{n}"), range(8)))
+    assert {f"key-{n}" for n in range(8)} < set(kms.names())
+    held = Path(f"{keyring}.lock.held")
+    assert not held.exists()
+    held.touch()
+    monkeypatch.setattr("ags1.kms.keyring._MOST_SECONDS", 0.1)
+    with pytest.raises(OSError, match=r"killed: remove this file.*\.lock\.held"):
+        kms.create_key("late")
+    held.unlink()
+    kms.create_key("late")
 
 
 def test_a_planted_lock_is_not_followed(keyring: Path, tmp_path: Path) -> None:
