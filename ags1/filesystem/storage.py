@@ -24,7 +24,6 @@ from fsspec.asyn import sync
 
 from ..atomic import StagedFile
 from ..errors import KeyMetadataError
-from ..filelike import Lock
 from ..keys.pairs import (
     PresentSidecar,
     check_link,
@@ -34,7 +33,7 @@ from ..keys.pairs import (
     with_keys_of,
 )
 from ..keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_beside, sidecar_path
-from ..process import PerProcess
+from ..process import Lock, PerProcess
 from ..source import regular_file
 
 # What names of encrypted files end in.
