@@ -45,6 +45,9 @@ from .snapshots import EncryptedSnapshot
 
 _BLOB_TYPES = get_args(BlobMetadata.model_fields["type"].annotation)
 MAX_METADATA_SIZE = 256 << 20
+# How large compressed metadata may become. Real metadata grows 10 to 25 times; parsed, it takes
+# about 20 times the memory of its text.
+_FREE_SIZE, _MAX_GROWTH = 4 << 20, 64
 
 
 def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
@@ -263,8 +266,14 @@ def _is_metadata(metadata: object) -> TypeGuard[dict[str, Any]]:
 
 def _decompressed(stored: bytes, location: str) -> bytes:
     decompressor = zlib.decompressobj(wbits=31)
-    text = decompressor.decompress(stored, MAX_METADATA_SIZE + 1)
-    _check_size(text, location)
+    limit = min(MAX_METADATA_SIZE, _FREE_SIZE + _MAX_GROWTH * len(stored))
+    text = decompressor.decompress(stored, limit + 1)
+    if len(text) > limit:
+        raise MetadataIntegrityError(
+            f"the metadata has {len(stored)} bytes, and more than {limit} once it is decompressed: "
+            "no writer of Iceberg makes such a file",
+            file=location,
+        )
     if not decompressor.eof:
         raise ValueError("is not JSON: the compressed data is cut")
     return text
