@@ -199,10 +199,14 @@ def test_what_would_be_written_unencrypted_is_refused(lake: Lake, tmp_path: Path
     plain.write.parquet(f"file:{tmp_path}/plain", compression="gzip")
     location = path_of(lake.ours.load_table(table).location())
     source = f"`parquet`.`file:{tmp_path}/plain`"
+    in_catalog = f"spark_catalog.default.{lake.new_name()}"
+    plain.write.format("parquet").saveAsTable(in_catalog)
     for procedure, why in (
         (f"compute_table_stats('{table}')", "would be written unencrypted"),
         # Spark's tasks write the manifest with no FileIO of the table.
         (f"add_files(table => '{table}', source_table => '{source}')", "is not encrypted"),
+        # This manifest is written by the driver, encrypted. The data file that it lists is not.
+        (f"add_files(table => '{table}', source_table => '{in_catalog}')", "is not encrypted"),
     ):
         said = refusal(lake, f"CALL {{c}}.system.{procedure}")
         assert why in said

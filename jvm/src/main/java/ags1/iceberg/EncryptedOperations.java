@@ -9,15 +9,22 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.stream.StreamSupport;
+import org.apache.iceberg.BaseTable;
+import org.apache.iceberg.ContentFile;
+import org.apache.iceberg.DataFile;
 import org.apache.iceberg.DeleteFile;
 import org.apache.iceberg.ManifestContent;
 import org.apache.iceberg.ManifestFile;
 import org.apache.iceberg.ManifestFiles;
 import org.apache.iceberg.ManifestReader;
+import org.apache.iceberg.PartitionSpec;
 import org.apache.iceberg.Snapshot;
+import org.apache.iceberg.SnapshotChanges;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
+import org.apache.iceberg.encryption.EncryptedFiles;
 import org.apache.iceberg.encryption.EncryptedInputFile;
 import org.apache.iceberg.encryption.EncryptedKey;
 import org.apache.iceberg.encryption.EncryptingFileIO;
@@ -28,6 +35,7 @@ import org.apache.iceberg.encryption.NativeEncryptionInputFile;
 import org.apache.iceberg.encryption.PlaintextEncryptionManager;
 import org.apache.iceberg.encryption.StandardEncryptionManager;
 import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.InputFile;
 
 /**
  * The operations of a table in any catalog, with encryption. A table without a key ID works as it
@@ -74,7 +82,7 @@ final class EncryptedOperations extends DelegatingOperations {
   public void commit(TableMetadata base, TableMetadata metadata) {
     checkKeyId(base, metadata);
     if (base == null && metadata.snapshots().isEmpty()) {
-      rules.checkNew(metadata);
+      begin(metadata); // the new table may be asked for its files before it is read again
     }
     inner.commit(base, withKeys(base, metadata));
   }
@@ -168,27 +176,47 @@ final class EncryptedOperations extends DelegatingOperations {
             manifest.keyMetadata() == null,
             "the manifest %s of the new snapshot %s is not encrypted",
             manifest.path(), snapshot.snapshotId());
-        if (manifest.content() == ManifestContent.DELETES
-            && manifest.snapshotId() == snapshot.snapshotId()) {
-          checkDeletes(manifest, committing);
+        if (manifest.snapshotId() == snapshot.snapshotId() && hasFileWithoutKey(manifest, committing)) {
+          checkAdded(snapshot, committing);
         }
       }
     }
     return builder.build();
   }
 
-  private static void checkDeletes(ManifestFile manifest, State committing) {
-    try (ManifestReader<DeleteFile> files =
-        ManifestFiles.readDeleteManifest(
-            manifest, committing.io(), committing.metadata().specsById())) {
-      for (DeleteFile file : files) {
-        refuseIf(
-            file.keyMetadata() == null,
-            "the delete file %s has no key: Iceberg before 1.12 loses the keys of deletion vectors, "
-                + "so use 1.12, or copy-on-write", file.location());
-      }
+  private static boolean hasFileWithoutKey(ManifestFile manifest, State committing) {
+    Map<Integer, PartitionSpec> specs = committing.metadata().specsById();
+    List<String> columns = List.of("file_path", "key_metadata");
+    try (ManifestReader<? extends ContentFile<?>> files =
+        manifest.content() == ManifestContent.DELETES
+            ? ManifestFiles.readDeleteManifest(manifest, committing.io(), specs).select(columns)
+            : ManifestFiles.read(manifest, committing.io(), specs).select(columns)) {
+      return StreamSupport.stream(files.spliterator(), false)
+          .anyMatch(file -> file.keyMetadata() == null);
     } catch (IOException error) {
       throw new UncheckedIOException(error);
+    }
+  }
+
+  /** Refuses new files without a key. A manifest may also list older ones, which stay in the table. */
+  private void checkAdded(Snapshot snapshot, State committing) {
+    TableOperations operations = new DelegatingOperations(inner) {
+      @Override public TableMetadata current() { return committing.metadata(); }
+      @Override public FileIO io() { return committing.io(); }
+    };
+    BaseTable table = new BaseTable(operations, committing.metadata().location());
+    SnapshotChanges changes = SnapshotChanges.builderFor(table).snapshot(snapshot).build();
+    for (DeleteFile file : changes.addedDeleteFiles()) {
+      refuseIf(
+          file.keyMetadata() == null,
+          "the delete file %s has no key: Iceberg before 1.12 loses the keys of deletion vectors, "
+              + "so use 1.12, or copy-on-write", file.location());
+    }
+    for (DataFile file : changes.addedDataFiles()) {
+      refuseIf(
+          file.keyMetadata() == null,
+          "the new data file %s is not encrypted: insert its rows, instead of adding it as it is",
+          file.location());
     }
   }
 
@@ -200,17 +228,24 @@ final class EncryptedOperations extends DelegatingOperations {
 
     @Override
     public NativeEncryptionInputFile decrypt(EncryptedInputFile file) {
-      NativeEncryptionInputFile decrypted = super.decrypt(file);
-      if (decrypted != file && file.keyMetadata() != null && file.keyMetadata().buffer() != null) {
-        // The length of a manifest list is that of the stored file, of others the recorded one, which
-        // the guard below compares with the stored file.
-        Long length = decrypted.keyMetadata().fileLength();
-        refuseIf(
-            length != null && length != file.encryptedInputFile().getLength(),
-            "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
-            decrypted.location(), file.encryptedInputFile().getLength(), length);
+      if (file instanceof NativeEncryptionInputFile || !hasKey(file)) {
+        return super.decrypt(file);
       }
+      InputFile stored = GuardedFileIO.withKey(file.encryptedInputFile());
+      NativeEncryptionInputFile decrypted =
+          super.decrypt(EncryptedFiles.encryptedInput(stored, file.keyMetadata()));
+      // The length of a manifest list is that of the stored file, of others the recorded one, which
+      // the guard below compares with the stored file.
+      Long length = decrypted.keyMetadata().fileLength();
+      refuseIf(
+          length != null && length != file.encryptedInputFile().getLength(),
+          "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
+          decrypted.location(), file.encryptedInputFile().getLength(), length);
       return decrypted;
+    }
+
+    private static boolean hasKey(EncryptedInputFile file) {
+      return file.keyMetadata() != null && file.keyMetadata().buffer() != null;
     }
   }
 }
