@@ -76,31 +76,46 @@ def encrypt_file(
         km = KeyMetadata.generate(key_size)
     threads = thread_count(threads)
     check_unused(km, reuse_key=reuse_key)
-    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
-    with regular_file(source) as (fd, status):
-        size = status.st_size
-        geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
+    options: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
+    with regular_file(source) as opened:
+        fd, status = opened
         _refuse_same_file(source, status, target)
         if is_stream(target):
-            options: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
             with (
                 open_stream(target, overwrite=overwrite) as stream,
                 Writer(stream, km, **options) as w,
             ):
-                copy_through(io.FileIO(fd, closefd=False), w.write, progress, size)
+                copy_through(io.FileIO(fd, closefd=False), w.write, progress, status.st_size)
                 _check_unchanged(source, fd, status)
             return w.key_metadata
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
-            with _name_errors(source, target), Pump(fd, out.fd, durable=durable) as pump:
-                _begin(out.fd, geometry.encrypted_size, layout.build_header(block_size))
-                claim_key(km, reuse_key=reuse_key)
-                try:
-                    seal = functools.partial(pump.seal, cipher)
-                    _transfer(pump, seal, geometry, threads, progress)
-                except TruncatedError:
-                    raise Ags1Error(_CHANGED) from None
-            _check_unchanged(source, fd, status)
+            return encrypt_opened(opened, source, out, km, **options, progress=progress)
+
+
+def encrypt_opened(
+    opened: tuple[int, os.stat_result],
+    source: Path,
+    out: AtomicFile,
+    km: KeyMetadata,
+    *,
+    block_size: int,
+    threads: int | None,
+    reuse_key: bool = False,
+    progress: Progress | None = None,
+) -> KeyMetadata:
+    """Encrypt what ``regular_file`` has opened. Arguments and errors as in ``encrypt_file``."""
+    (fd, status), size = opened, opened[1].st_size
+    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
+    geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
+    with _name_errors(source, out.name), Pump(fd, out.fd, durable=out.durable) as pump:
+        _begin(out.fd, geometry.encrypted_size, layout.build_header(block_size))
+        claim_key(km, reuse_key=reuse_key)
+        try:
+            _transfer(pump, functools.partial(pump.seal, cipher), geometry, threads, progress)
+        except TruncatedError:
+            raise Ags1Error(_CHANGED) from None
+    _check_unchanged(source, fd, status)
     return km.with_file_length(geometry.encrypted_size)
 
 

@@ -120,3 +120,8 @@ class NotEncryptedError(MetadataIntegrityError):
 class UnsupportedTypeError(Ags1Error, NotImplementedError):
     """A column has a type that this version does not read or write, for example one of a later
     version of the table format."""
+
+
+class FileWarning(UserWarning, RuntimeWarning):
+    """A file was written, or was not, and something about it needs a look: its owner changed, its
+    folder could not be synced, or a temporary file could not be removed."""

@@ -101,17 +101,8 @@ DECISIONS: dict[str, Callable[[EncryptedCatalog, Any], str]] = {
 }
 
 
-# The rows on encrypted Parquet are those of the plug-in, until Python compares the structure whole.
-_LATER = [
-    pytest.param(*row.values, id=row.id, marks=pytest.mark.xfail(strict=False))
-    if row.values[0] == "encrypted_parquet"
-    else row
-    for row in rows("python")
-]
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("rule", "given", "result"), _LATER)
+@pytest.mark.parametrize(("rule", "given", "result"), rows("python"))
 def test_the_rows(catalog: EncryptedCatalog, rule: str, given: Any, result: str) -> None:
     try:
         found = DECISIONS[rule](catalog, given)

@@ -15,7 +15,6 @@ import errno
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,9 @@ from typing import Any, Protocol
 
 from fsspec.asyn import sync
 
-from ..atomic import AtomicFile
+from ..atomic import StagedFile
 from ..errors import KeyMetadataError
+from ..filelike import Lock
 from ..keys.pairs import (
     PresentSidecar,
     check_link,
@@ -46,14 +46,6 @@ _AT_ONCE = (1 << 20) + (1 << 12)
 _COPIED_AT_ONCE = 1 << 20
 
 
-class Staged(AtomicFile):
-    """Encrypted bytes on their way to a name. ``commit`` leaves them at ``temporary``, because the
-    sidecar comes before the file. ``discard`` removes them."""
-
-    def _publish(self) -> None:
-        self._finish(self.temporary)
-
-
 class Storage(Protocol):
     """Encrypted files by their stored names, and their sidecars."""
 
@@ -67,10 +59,10 @@ class Storage(Protocol):
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         """Return the first bytes of files, or why they cannot be read. A smaller file is whole."""
 
-    def stage(self, path: str) -> Staged:
+    def stage(self, path: str) -> StagedFile:
         """Return a place for the bytes of a new file."""
 
-    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+    def publish(self, staged: StagedFile, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         """Give staged bytes and their sidecar their names. Raises FileExistsError, OSError."""
 
     def is_same(self, source: str, target: str) -> bool:
@@ -122,12 +114,12 @@ class Local:
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         return [_attempt(_read_local_start, path, size) for path, size in wanted]
 
-    def stage(self, path: str) -> Staged:
+    def stage(self, path: str) -> StagedFile:
         if self._makes_folders:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        return Staged(path, overwrite=True)
+        return StagedFile(path, overwrite=True)
 
-    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+    def publish(self, staged: StagedFile, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         target, name = os.path.realpath(path), sidecar_beside(path)
         if overwrite:
             check_link(path, name)
@@ -172,13 +164,15 @@ class _Ranges:
         self._fs = fs
         self.name = name
         self.size = size
-        self._lock = PerProcess(threading.Lock)
+        self._lock = PerProcess(Lock)
         self._all: bytes | None = None
 
     def pread(self, offset: int, size: int) -> bytes:
         if self.size > _AT_ONCE:
             return self._get(offset, size)
-        with self._lock.get():
+        lock = self._lock.get()
+        lock.check_not_mine()
+        with lock:
             if self._all is None:
                 self._all = self._get(0, self.size)
         return self._all[offset : offset + size]
@@ -208,12 +202,12 @@ class Remote:
         starts = self._fs.cat_ranges(paths, [0] * len(paths), ends, on_error="return")
         return starts
 
-    def stage(self, path: str) -> Staged:
+    def stage(self, path: str) -> StagedFile:
         # The disk of this machine has nothing but ciphertext.
         target = os.path.join(tempfile.gettempdir(), f"ags1-{os.urandom(8).hex()}")
-        return Staged(target, durable=False, mode=0o600)
+        return StagedFile(target, durable=False, mode=0o600)
 
-    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+    def publish(self, staged: StagedFile, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         put = partial(self._put, staged.temporary, path, overwrite=overwrite)
         self._publish(put, path, sidecar, overwrite=overwrite)
 

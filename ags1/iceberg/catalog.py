@@ -523,7 +523,7 @@ class EncryptedCatalog(DelegatingCatalog):
         """Drop a table and delete its files. Files that its metadata does not reach stay, for
         example those of failed commits, and so do files outside its folders. Raises
         ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
-        both cases nothing is dropped."""
+        both cases nothing is dropped. Raises OSError if the catalog fails, or if files are left."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
@@ -531,14 +531,24 @@ class EncryptedCatalog(DelegatingCatalog):
         folders = table.folders
         files = expire_all(table.view().metadata).find_files(table.files, folders)
         output = table.output()
-        self.drop_table(identifier)
+        location = table.location()
+        try:
+            self.drop_table(identifier)
+        except NoSuchTableError:
+            raise
+        except Exception as error:
+            raise OSError(
+                f"the catalog did not say that the table was dropped ({type(error).__name__}), so "
+                f"its files are left in {location}: purge it again. If the catalog does not have "
+                "it any more, delete them by hand"
+            ) from error
         failed = files.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
         output.discard([*folders.versions(logged), table.metadata_location])
         if failed:
             raise OSError(
-                f"the table is dropped, but {len(failed)} of its files could not be deleted, "
-                f"such as {failed[0]}: delete them by hand"
+                f"the table is dropped, but {len(failed)} of its files in {location} could not be "
+                f"deleted, such as {failed[0]}: delete them by hand"
             )
 
     def migrate_table(
@@ -588,8 +598,7 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table from the catalog. Its files stay."""
-        self.inner.drop_table(identifier)
-        self.connection.forget(identifier)
+        self.connection.drop(identifier)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
         """Return whether the catalog has the table, even if its metadata is refused."""

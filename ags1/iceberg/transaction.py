@@ -557,7 +557,7 @@ def _with_unknown(update: Update, view: TableView) -> Update:
     """Return an update with the parts of columns and partition fields that PyIceberg drops."""
     metadata = view.metadata
     if update["action"] == "add-schema":
-        before = view.schema_json(metadata["current-schema-id"])
+        before = view.schema_json()
         update["schema"] = with_unknown_fields(update["schema"], before)
     elif update["action"] == "add-spec":
         known = [field for spec in metadata["partition-specs"] for field in spec["fields"]]

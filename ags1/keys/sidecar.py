@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import private_file, strict_json
+from ..atomic import AtomicFile
 from ..descriptors import is_stream, open_stream
 from ..errors import Ags1Error, KeyMetadataError, KmsError, KmsUnavailableError
 from ..key_metadata import KeyMetadata
@@ -205,11 +206,19 @@ def read_sidecar(path: str) -> Sidecar:
 
 
 def write_sidecar(
-    path: str, sidecar: Sidecar, *, overwrite: bool = False, durable: bool = True
+    path: str,
+    sidecar: Sidecar,
+    *,
+    overwrite: bool = False,
+    durable: bool = True,
+    file: os.stat_result | None = None,
 ) -> None:
-    """Write a sidecar with mode 0600, complete or not at all, or as a stream. Raises OSError."""
+    """Write a sidecar, complete or not at all, or as a stream. It gets the permissions, the owner
+    and the group of its ``file``, because it is of no use without the other. If no file is given,
+    those of the sidecar that it replaces stay. Raises OSError."""
     if is_stream(path):
         with open_stream(path, overwrite=overwrite) as out:
             out.write(sidecar.to_bytes())
         return
-    private_file.write(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable)
+    with AtomicFile(path, overwrite=overwrite, durable=durable, like=file) as out:
+        out.write(sidecar.to_bytes())

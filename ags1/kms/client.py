@@ -9,8 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
-from ..errors import KmsAccessDeniedError, KmsConfigurationError, KmsError
+from ..errors import (
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsError,
+    KmsUnavailableError,
+)
 from ..process import OncePerProcess
+from .causes import cause_of
 from .properties import Properties
 from .secret import Secret, discreet
 
@@ -173,6 +179,16 @@ class SdkClient(ServiceClient[_Connection]):
             raise
         except Exception as error:
             raise self._failure(action, key_id, error) from None
+
+
+def unasked(error: BaseException, request: str, trust: str) -> KmsError:
+    """Return our error for an SDK's that says that a ``request`` was not sent or not answered.
+    ``trust`` says how to name the authority of the server's certificate."""
+    cause = cause_of(error, trust)
+    if cause is None:
+        return KmsUnavailableError(f"{request} ({type(error).__name__})")
+    kind = KmsConfigurationError if cause.is_local else KmsUnavailableError
+    return kind(f"{request}: {cause.text}")
 
 
 def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:

@@ -72,6 +72,8 @@ def test_the_environment_follows_pyicebergs_rule() -> None:
         ("AGS1_KMS_VAULT_URL", "AGS1_KMS_KMS__VAULT__URL"),
         ("AGS1_KMS_FOO", None),
         ("AGS1_KMS_", None),
+        ("AGS1_KEYRNG", "AGS1_KEYRING"),
+        ("AGS1_FOO", None),
     ],
 )
 def test_an_unknown_variable_warns_once(
@@ -454,3 +456,15 @@ def test_an_unknown_property_is_refused_with_the_nearest_name(home: Path) -> Non
     assert not (home / "a.ags1").exists()
     config.write_text("[kms]\nclient.assume-role.tags.team = x\n")
     succeed("encrypt", "a")
+
+
+def test_a_secret_among_the_options_is_warned_of(home: Path) -> None:
+    (home / "a").write_bytes(TEXT)
+    told = run(
+        *("encrypt", "a", "--kms", "vault", "--key", "k", "--kms-property"),
+        *("kms.vault.url=https://127.0.0.1:1", "--kms-property", "kms.vault.token=hvs.s3cr3t"),
+        *("--kms-property", "kms.max-attempts=1"),
+    ).stderr
+    assert "--kms-property kms.vault.token: other users" in told
+    assert "kms.vault.token-file" in told
+    assert "s3cr3t" not in told

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
@@ -155,7 +156,7 @@ def test_a_file_comes_back(home: Path, size: int) -> None:
     assert succeed("encrypt", "a.avro").stdout == ""
     assert names(home) == ["a.avro", "a.avro.ags1", "a.avro.ags1.keys"]
     assert stat.S_IMODE((home / "a.avro.ags1").stat().st_mode) == 0o640
-    assert stat.S_IMODE((home / "a.avro.ags1.keys").stat().st_mode) == 0o600
+    assert stat.S_IMODE((home / "a.avro.ags1.keys").stat().st_mode) == 0o640
     source.unlink()
     assert succeed("verify", "a.avro.ags1").stdout == "a.avro.ags1: OK\n"
     assert succeed("cat", "a.avro.ags1").stdout_bytes == data
@@ -345,7 +346,6 @@ def test_a_run_killed_between_sidecar_and_file_is_taken_up(home: Path) -> None:
     assert run("encrypt", "a", "b", "--skip-existing").exit_code == 0
     succeed("verify", "a.ags1", "b.ags1")
     succeed("verify", "moved.ags1", "--sidecar", "a.ags1.keys")
-    assert stat.S_IMODE((home / "a.ags1.keys").stat().st_mode) == 0o600
     said = run("encrypt", "a", "b", "--skip-existing").stderr
     assert said == "ags1: 0 encrypted, 2 skipped (done already: 2)\n"
 
@@ -1085,6 +1085,59 @@ def test_json_is_a_line_for_each_file(home: Path) -> None:
     assert (bad["error"]["block"], bad["error"]["offset"]) == (1, 136)
     good = json.loads(succeed("decrypt", "a.ags1", "-o", "c", "--json").stdout)
     assert (good["output"], good["plaintext_size"]) == ("c", 300)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_a_sidecar_belongs_to_whom_its_file_belongs(home: Path) -> None:
+    def seen(name: str) -> tuple[int, int, int]:
+        status = (home / name).stat()
+        return stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+
+    def given(name: str, mode: int) -> None:
+        os.chown(home / name, 1234, 2345)
+        (home / name).chmod(mode)
+
+    (home / "a").write_bytes(TEXT)
+    (home / "a").chmod(0o664)
+    before = os.umask(0o002)
+    try:
+        succeed("encrypt", "a")
+        assert seen("a.ags1.keys") == seen("a.ags1") == (0o664, 0, 0)
+        for name in ("a", "a.ags1", "a.ags1.keys"):
+            given(name, 0o664)
+        for command in (
+            ["key", "rewrap", "."],
+            ["encrypt", "-f", "a"],
+            ["decrypt", "-f", "a.ags1"],
+            ["encrypt", "-f", "a", "--threads", "1"],
+        ):
+            succeed(*command)
+            for name in ("a", "a.ags1", "a.ags1.keys"):
+                assert seen(name) == (0o664, 1234, 2345), (command, name)
+        fsspec.filesystem("ags1", target_protocol="file").pipe(str(home / "a"), b"new")
+        assert seen("a.ags1.keys") == seen("a.ags1") == (0o664, 1234, 2345)
+        # One that an earlier release made private.
+        given("a.ags1.keys", 0o600)
+        succeed("encrypt", "-f", "a")
+        assert seen("a.ags1.keys") == (0o664, 1234, 2345)
+    finally:
+        os.umask(before)
+
+
+def test_a_temporary_file_that_stays_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    flip(home / "a.ags1", 20)
+    monkeypatch.setattr("ags1.atomic._NAMELESS", None)
+
+    def refused(path: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    monkeypatch.setattr(os, "unlink", refused)
+    result = run("decrypt", "-f", "a.ags1")
+    assert result.exit_code == 7
+    pattern = r"ags1: warning: .*\.ags1-\w+\.tmp: .* it is empty now: remove it\n"
+    assert re.match(pattern, result.stderr)
 
 
 def test_inspect_needs_no_key(home: Path) -> None:

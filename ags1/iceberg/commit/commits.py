@@ -224,6 +224,11 @@ class Commits:
         ``location``; return the table. Raises what the catalog raises."""
         return None
 
+    def drop(self, identifier: str | Identifier) -> None:
+        """Drop a table, with what the catalog keeps of it. Raises NoSuchTableError, and what the
+        catalog raises."""
+        self.catalog.drop_table(identifier)
+
     def forget(self, identifier: str | Identifier) -> None:
         """If no table has the name, delete what the catalog keeps of one that had it. The next one
         may be unencrypted, or under another key."""

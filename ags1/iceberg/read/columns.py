@@ -22,8 +22,16 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from ...arrow_layouts import plain_schema
 from ...avro.variants import VariantType
+from ...errors import Ags1Error, FormatError
 from ..pyiceberg.arrow import column_projection_values, project
-from ..spec.column_types import OpaqueType, as_stored, extensions, find_field_ids, readable
+from ..spec.column_types import (
+    OpaqueType,
+    as_stored,
+    extensions,
+    find_field_ids,
+    readable,
+    with_struct_defaults,
+)
 from ..storage.table_files import TableFiles
 from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
@@ -90,6 +98,7 @@ class FileReader:
         self._file_columns = SingleFlight[tuple[bytes, frozenset[int]], FileColumns](
             self._find_file_columns
         )
+        self._tried: set[FileColumns] = set()
         # The last one by the identity of ``of_file``, which it keeps alive.
         self._unchanged: dict[int, _Unchanged] = {}
 
@@ -116,6 +125,29 @@ class FileReader:
         raise NotImplementedError(
             f"{file.file_path}: {kind} files are not supported in an encrypted table"
         )
+
+    def try_file(self, file: ContentFile) -> None:
+        """Read the first rows of a data file, or of equality deletes, as the table's columns. Of
+        Parquet files with the same schema, one is read. Raises FormatError if that fails, and
+        OSError."""
+        ids = file.equality_ids or leaf_ids(self._projected)
+        wanted = self.table_columns(ids)
+        try:
+            with self.open(file, wanted) as opened:
+                if opened.columns in self._tried:
+                    return
+                for batch in opened.read():
+                    columns = opened.columns
+                    missing = self.partition_values(file, wanted, columns.schema.field_ids)
+                    self.project(wanted, Rows(columns.read, missing, batch))
+                    break
+                self._tried.add(opened.columns)
+        except (OSError, Ags1Error):
+            raise
+        except Exception as error:  # PyIceberg's have no base class
+            raise FormatError(
+                f"the file cannot be read as the table's columns: {error}", file=file.file_path
+            ) from error
 
     def partition_values(
         self, file: ContentFile, wanted: Schema, present: set[int]
@@ -165,7 +197,7 @@ class FileReader:
         schemas = self._projected, self._metadata.schema(), *others, _LINEAGE
         for schema in map(as_stored, schemas):
             pruned = prune_columns(schema, set(field_ids), select_full_types=False)
-            columns = _with_more(columns, pruned.fields)
+            columns = _with_more(columns, with_struct_defaults(pruned, schema).fields)
         any_column = readable(self._metadata.schema()).fields[:1]
         return Schema(*columns) if columns else as_stored(Schema(*any_column))
 

@@ -32,6 +32,9 @@ import org.apache.iceberg.io.SupportsPrefixOperations;
  * PARE}), or a metadata.json by its name too. The format allows unencrypted data files without a key:
  * those in Parquet are read, unless the rules forbid it. The end of encrypted Parquet is checked by
  * {@link EncryptedParquet}.
+ *
+ * <p>It never changes, so threads and the tasks of executors share it. A stream belongs to one
+ * thread, as Iceberg's do.
  */
 class GuardedFileIO implements FileIO {
   private static final int FIRST = 4;
