@@ -1,5 +1,5 @@
-"""Data files that programs without Iceberg's writers made, which Java and we read: fields without
-IDs, whose IDs come from the table's name mapping. The expected rows follow from the specification,
+"""Data files that programs without Iceberg's writers made: fields without IDs, whose
+IDs come from the table's name mapping. The expected rows follow from the specification,
 "Column Projection"."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Data files of other writers: fields without IDs, and times in nanoseconds.
-``tests/interop/test_read_foreign.py`` reads files without IDs with Java, too."""
+"""Data files of other writers: fields without IDs, and times in nanoseconds."""
 
 from __future__ import annotations
 
