@@ -8,14 +8,13 @@ import errno
 import io
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._buffers import flat
 from ._pump import Descriptor
 from .errors import FormatError, TruncatedError
-from .filelike import extent, is_io_like
+from .filelike import Lock, extent, is_io_like
 from .process import PerProcess
 
 if TYPE_CHECKING:
@@ -144,13 +143,15 @@ class SeekableSource(Source):
 
     def __init__(self, file: Any, base: int, end: int) -> None:
         self._file = file
-        self._lock = PerProcess(threading.Lock)
+        self._lock = PerProcess(Lock)
         self._base = base
         self.size: int | None = end - base
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         view = scratch[:size]
-        with self._lock.get():
+        lock = self._lock.get()
+        lock.check_not_mine()
+        with lock:
             self._file.seek(self._base + offset)
             done = read_full(self._file, view)
         if done < size:

@@ -15,7 +15,6 @@ import errno
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from fsspec.asyn import sync
 
 from ..atomic import StagedFile
 from ..errors import KeyMetadataError
+from ..filelike import Lock
 from ..keys.pairs import (
     PresentSidecar,
     check_link,
@@ -164,13 +164,15 @@ class _Ranges:
         self._fs = fs
         self.name = name
         self.size = size
-        self._lock = PerProcess(threading.Lock)
+        self._lock = PerProcess(Lock)
         self._all: bytes | None = None
 
     def pread(self, offset: int, size: int) -> bytes:
         if self.size > _AT_ONCE:
             return self._get(offset, size)
-        with self._lock.get():
+        lock = self._lock.get()
+        lock.check_not_mine()
+        with lock:
             if self._all is None:
                 self._all = self._get(0, self.size)
         return self._all[offset : offset + size]

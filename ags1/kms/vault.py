@@ -15,7 +15,6 @@ import os
 import random
 import re
 import ssl
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ..filelike import Lock
 from . import endpoints
 from .causes import ENDED, cause_of
 from .client import GeneratedKey, ServiceClient
@@ -412,6 +412,7 @@ class VaultKms(ServiceClient["_Connection"]):
 
     def _renewed_token(self, connection: _Connection, used: str | None) -> str:
         """Return a token other than ``used``; an empty one if there is none."""
+        connection.lock.check_not_mine()
         with connection.lock:
             if connection.token == used and (used is None or self._has_expired(connection, used)):
                 connection.token = self._log_in(connection.session)
@@ -588,7 +589,7 @@ class _Connection(Secret):
 
     def __init__(self, session: requests.Session) -> None:
         self.session = session
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.token: str | None = None
         # The token of the last call that Vault did not refuse.
         self.served: str | None = None

@@ -39,7 +39,7 @@ from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_
 from ..spec.column_types import with_types
 from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
 from ..spec.java_json import java_print, metadata_hash
-from ..storage.locations import leads_up, may_be_one_folder
+from ..storage.locations import leads_up, may_be_one_folder, new_input
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
 
@@ -50,7 +50,7 @@ MAX_METADATA_SIZE = 256 << 20
 def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     """Return the parsed metadata.json at ``location``, after its hashes are checked. Raises
     MetadataIntegrityError if they contradict ``trust``, or if the file is not metadata."""
-    with io.new_input(location).open() as stream:
+    with new_input(io, location).open() as stream:
         stored = stream.read(MAX_METADATA_SIZE + 1)
     _check_size(stored, location)
     _check_sha256(stored, trust, location)

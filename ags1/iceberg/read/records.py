@@ -166,6 +166,23 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
         return parse_key(self._key_bytes, self.file_path, self.file_size_in_bytes)
 
     @property
+    def sized_key(self) -> KeyMetadata | None:
+        """``key``, with the manifest entry's length of the file if the key metadata has none: the
+        manifest is just as authentic. An AGS1 file must have the length in its key metadata."""
+        key = self.key
+        if key is None or key.file_length is not None:
+            return key
+        return key.with_file_length(self.file_size_in_bytes)
+
+    def check_rows(self, rows: int) -> None:
+        """Raise MetadataIntegrityError unless the file should have this number of rows."""
+        if rows != self.record_count:
+            raise MetadataIntegrityError(
+                f"the file has {rows} rows, but its manifest says {self.record_count}",
+                file=self.file_path,
+            )
+
+    @property
     def is_deletion_vector(self) -> bool:
         """Whether this is a deletion vector in a Puffin file."""
         return self.content == POSITION_DELETES and self.stored_format == FileFormat.PUFFIN
