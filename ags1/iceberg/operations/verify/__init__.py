@@ -112,7 +112,7 @@ class _Run:
         cpus = threads = self.threads or usable_cpus()
         if self.threads is None and not _is_local(table):
             threads = max(cpus, _REMOTE_THREADS)
-        findings, meter = DoubtfulFindings(), ByteMeter()
+        findings, meter = DoubtfulFindings(table.files.location_map), ByteMeter()
         report = ProgressReport(self.progress, meter, estimated_size(table))
         index = FileIndex(table.files, table.metadata.location, findings)
         verified_size = 0

@@ -5,6 +5,7 @@ the second."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...commit.session import TableSession
@@ -22,8 +23,8 @@ class DoubtfulFindings(Findings):
     """Findings of which some wait until ``settle`` has looked at the newest version. If there are
     very many of these, the others do not wait."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, location_map: Mapping[str, str]) -> None:
+        super().__init__(location_map)
         self._waiting: list[Finding] = []
 
     def append(self, finding: Finding) -> None:
