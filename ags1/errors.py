@@ -76,6 +76,11 @@ class KeyMetadataError(Ags1Error, ValueError):
     """The key metadata is malformed, or a key has a size that AES does not have."""
 
 
+class NoKeyError(KeyMetadataError):
+    """None of the keys that were found is that of the file: the file was replaced, moved or put
+    back, or its key was lost. It is not known whether somebody changed it."""
+
+
 class KeyReuseError(Ags1Error, ValueError):
     """The call could encrypt two contents under one key: the key was used before, the process was
     forked, or GCM's limit is reached."""

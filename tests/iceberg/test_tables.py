@@ -959,6 +959,9 @@ def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: 
     pq.write_table(rows(7, 8), path)
     with pytest.raises(NotEncryptedError, match="allow_plaintext"):
         table.add_files([str(path)])
+    strict = table.catalog.load_table("db.t", require_encrypted=True)
+    with pytest.raises(NotEncryptedError, match="require-encrypted"):
+        strict.add_files([str(path)], allow_plaintext=True)
     table.add_files([str(path)], allow_plaintext=True)
     assert ids(again(table)) == [7, 8]
     assert again(table).scan().plain_files() == 1
