@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ._arrow_random import draw_from_kernel
 from ._gcm import random_bytes
 from ._key_metadata import EncodedKeyMetadata, KeyMetadataFields
 from .errors import KeyMetadataError
@@ -33,6 +34,10 @@ _SCHEMA = {
         {"name": "file_length", "type": ["null", "long"], "default": None},
     ],
 }
+
+
+# A program may give our keys to Arrow itself.
+draw_from_kernel()
 
 
 class KeyMetadata(KeyMetadataFields):

@@ -22,7 +22,7 @@ def config_folder(environ: Mapping[str, str]) -> str:
 
 def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:
     """Return a regular file's bytes and its status. Raises OSError, also for a larger file."""
-    with regular_file(path) as (fd, status):
+    with regular_file(path) as (fd, status, _):
         try:
             with open(fd, "rb", closefd=False) as file:
                 # A file may grow, and the system may report a wrong size.

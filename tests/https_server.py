@@ -63,8 +63,8 @@ class Server:
     """Answers requests by ``answer``, which a subclass has. ``faults`` are given first, one a
     request; a fault may also be a function of the request, None meaning the usual answer.
 
-    ``days`` is when the certificate is valid, from now; ``host`` whose it is. ``wants_certificate``:
-    the server demands a certificate of the client."""
+    ``days`` is when the certificate is valid, from now, and ``host`` is whose it is. With
+    ``wants_certificate``, the server demands a certificate of the client."""
 
     def __init__(
         self,

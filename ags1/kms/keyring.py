@@ -28,7 +28,6 @@ import errno
 import fcntl
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +44,7 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
+from ..filelike import Lock
 from .passphrase import (
     Passphrase,
     Protection,
@@ -132,7 +132,7 @@ class Keyring(Secret):
         self._path = path
         self._allow_readable = allow_readable
         self._passphrase = passphrase
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._keys: Mapping[str, MasterKey] | None = None
         self._seen: object = None
         self._derived: _Seal = None
@@ -145,12 +145,14 @@ class Keyring(Secret):
         """Return the master keys by name; ``fresh``: read the file again if it has changed."""
         if (keys := self._keys) is not None and not fresh:
             return keys
+        self._lock.check_not_mine()
         with self._lock:
             return self._refresh()
 
     @discreet
     def is_protected(self) -> bool:
         """Return whether the keyring has a passphrase. If it has one, this asks for it."""
+        self._lock.check_not_mine()
         with self._lock:
             self._refresh()
             return self._derived is not None
@@ -166,6 +168,7 @@ class Keyring(Secret):
         """Let ``edit`` change the ``keys`` object and write the keyring. Returns the master keys.
         ``create``: make the keyring if there is none. ``protect`` returns the new seal for the
         old."""
+        self._lock.check_not_mine()
         with self._lock:
             new_seal: _Seal = None
             try:

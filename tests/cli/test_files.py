@@ -39,7 +39,7 @@ from ags1.cli.exits import EXIT_STATUS, Exit
 from ags1.cli.files.encrypting import EncryptingOptions, encrypt
 from ags1.cli.files.sources import Job
 from ags1.cli.report import Report
-from ags1.keys import Keychain, read_sidecar
+from ags1.keys import Keychain, Sidecar, keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
 from ags1.writer import Writer
 
@@ -946,12 +946,15 @@ def test_what_is_changed_is_told_from_what_is_cut(home: Path) -> None:
         (b"AGS2" + whole[4:], 4),
         (whole[:4] + bytes(4) + whole[8:], 4),
         (whole[:50] + bytes([whole[50] ^ 1]) + whole[51:], 7),
-        (whole[:8] + whole[136:264] + whole[8:136] + whole[264:], 7),
+        (whole[:136] + whole[264:392] + whole[136:264] + whole[392:], 7),
+        # It begins with another block: it is another file, which no key is said to be of.
+        (whole[:8] + whole[136:264] + whole[8:136] + whole[264:], 5),
     ]:
         (home / "a.ags1").write_bytes(change)
-        assert "a.ags1: " in fail(code, "verify", "a.ags1")
-        assert "a.ags1: " in fail(code, "cat", "a.ags1")
-        assert "a.ags1: " in fail(code, "decrypt", "a.ags1", "-o", "x")
+        about = "a.ags1: " if code != 5 else "a.ags1.keys: none of its keys"
+        assert about in fail(code, "verify", "a.ags1")
+        assert about in fail(code, "cat", "a.ags1")
+        assert about in fail(code, "decrypt", "a.ags1", "-o", "x")
         assert not (home / "x").exists()
 
 
@@ -959,7 +962,37 @@ def test_a_sidecar_of_another_file_does_not_open(home: Path) -> None:
     for name in ("a", "b"):
         (home / name).write_bytes(TEXT)
     succeed("encrypt", "a", "b")
+    said = fail(5, "verify", "a.ags1", "--sidecar", "b.ags1.keys")
+    assert "b.ags1.keys: none of its keys is that of the file" in said
+    # What the sidecar says of the file is no more than a hint.
+    document = json.loads((home / "b.ags1.keys").read_bytes())
+    nonce = (home / "a.ags1").read_bytes()[8:20].hex()
+    document["encryption-keys"][1]["properties"]["ags1.nonce"] = nonce
+    (home / "b.ags1.keys").write_text(json.dumps(document))
     assert "a.ags1: block 0" in fail(7, "verify", "a.ags1", "--sidecar", "b.ags1.keys")
+
+
+@pytest.mark.parametrize("command", [["verify"], ["cat"], ["decrypt", "-o", "out", "-f"]])
+def test_a_pair_that_is_replaced_meanwhile_is_looked_at_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    find, left = keychain.find_sidecar, [2]
+
+    def replaced_before(path: str) -> Sidecar:
+        if left[0]:
+            left[0] -= 1
+            with monkeypatch.context() as patch:
+                patch.setattr(keychain, "find_sidecar", find)
+                succeed("encrypt", "-f", "a")
+        return find(path)
+
+    monkeypatch.setattr(keychain, "find_sidecar", replaced_before)
+    succeed(*command, "a.ags1")
+    assert left == [0]
+    left[0] = 1000  # without end
+    assert "was replaced" in fail(5, *command, "a.ags1")
 
 
 def test_a_pair_of_file_and_sidecar_can_be_exchanged(home: Path) -> None:

@@ -4,11 +4,14 @@ writers that meet, commits that fail, and what is refused."""
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 import operator
+import os
 import pickle
 import random
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -956,6 +959,9 @@ def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: 
     pq.write_table(rows(7, 8), path)
     with pytest.raises(NotEncryptedError, match="allow_plaintext"):
         table.add_files([str(path)])
+    strict = table.catalog.load_table("db.t", require_encrypted=True)
+    with pytest.raises(NotEncryptedError, match="require-encrypted"):
+        strict.add_files([str(path)], allow_plaintext=True)
     table.add_files([str(path)], allow_plaintext=True)
     assert ids(again(table)) == [7, 8]
     assert again(table).scan().plain_files() == 1
@@ -1338,6 +1344,43 @@ def test_a_full_disk_leaves_the_table_and_nothing_else(
     arguments = [f"{name}={value}" for name, value in KMS_PROPERTIES.items()]
     run_python(FULL_DISK, tmp_path, *arguments)
     assert set(ids(again(table))) >= {2, 3}
+
+
+def test_a_folder_that_cannot_be_synced_is_refused_before_the_commit(
+    catalog: EncryptedCatalog, table: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose name the disk may lose is not committed. It is removed, and nothing is lost."""
+    failing = 0
+    fsync = os.fsync
+
+    def fails_at_a_folder(fd: int) -> None:
+        nonlocal failing
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            failing -= 1
+            if failing == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    table.append(rows(1, 2, 3))
+    monkeypatch.setattr(os, "fsync", fails_at_a_folder)
+    # The folders of a data file or vector, a manifest, a manifest list and a metadata.json.
+    for work, folders in (
+        (lambda: table.append(rows(4)), 4),
+        (lambda: table.delete("id = 1"), 4),
+        (table.rotate_keys, 1),
+    ):
+        errors: list[int | None] = []
+        while True:
+            before, failing = stored(catalog), len(errors) + 1
+            try:
+                work()
+            except OSError as error:
+                errors.append(error.errno)
+                assert stored(catalog) == before
+            else:
+                break
+        assert errors == [errno.EIO] * folders
+    assert ids(again(table)) == [2, 3, 4]
 
 
 def test_a_writer_of_its_own_is_refused_when_it_commits(catalog: EncryptedCatalog) -> None:

@@ -71,7 +71,7 @@ def encrypt(
     _check_targets(job, overwrite=options.overwrite, takes_orphans=options.takes_orphans)
     staged, key_metadata = _staged(job.target, job, options)
     try:
-        sidecar = keychain.seal(key_metadata)
+        sidecar = keychain.seal(key_metadata, staged.temporary)
         publish_pair(
             staged.temporary,
             target,
@@ -103,11 +103,10 @@ def _staged(target: str, job: Job, options: EncryptingOptions) -> tuple[StagedFi
                     options.progress(size, 0)
         return staged, writer.key_metadata
     with regular_file(job.source) as opened:
-        mode = opened[1].st_mode
+        mode = opened.status.st_mode
         with StagedFile(target, overwrite=options.overwrite, durable=durable, mode=mode) as staged:
             key_metadata = encrypt_opened(
                 opened,
-                job.source,
                 staged,
                 KeyMetadata.generate(FILE_KEY_SIZE),
                 block_size=block_size,

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ..read.metadata import MAX_METADATA_SIZE
+from ..read.metadata import COMPRESSED, MAX_METADATA_SIZE
 from ..spec.java_json import java_print
 from ..storage.table_folders import TableFolders
 
@@ -22,7 +22,6 @@ DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 DEFAULT_PREVIOUS_VERSIONS_MAX = 100
 
 _EXTENSIONS = {"none": ".metadata.json", "gzip": ".gz.metadata.json"}
-_COMPRESSED = (_EXTENSIONS["gzip"], ".metadata.json.gz")
 # Java refuses a table whose log goes back in time by more than this.
 CLOCK_SKEW_MS = 60_000
 
@@ -40,7 +39,7 @@ def stored_form(text: bytes, location: str) -> bytes:
             f"the metadata has {len(text)} bytes, but at most {MAX_METADATA_SIZE >> 20} MiB are "
             "allowed: expire snapshots"
         )
-    return gzip.compress(text, mtime=0) if location.endswith(_COMPRESSED) else text
+    return gzip.compress(text, mtime=0) if location.endswith(COMPRESSED) else text
 
 
 def next_metadata_location(

@@ -30,6 +30,7 @@ from ...kms.client import wraps_with_public_key
 from ...layout import DEFAULT_BLOCK_SIZE
 from ..read.records import ContentFile
 from ..storage.listing import list_files
+from ..storage.locations import new_input
 from ..storage.output import TableOutput
 from ..write.executors import Identity
 
@@ -133,7 +134,7 @@ class Journal:
         return sorted(f for f in list_files(self._io, self._folder) or () if f.endswith(_SUFFIX))
 
     def _read(self, location: str, keks: dict[bytes, KeyEncryptionKey]) -> list[dict[str, Any]]:
-        with self._io.new_input(location).open() as stream:
+        with new_input(self._io, location).open() as stream:
             stored = bytes(stream.read(_MAX_SIZE + 1))
         head, _, sealed = stored.partition(b"\n")
         try:

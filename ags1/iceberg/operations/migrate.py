@@ -37,8 +37,9 @@ from ..commit.updates import apply_updates
 from ..read.columns import FileReader
 from ..read.metadata import is_plaintext
 from ..read.records import DATA, POSITION_DELETES, ContentFile
-from ..spec.column_types import as_stored, readable, with_types
+from ..spec.column_types import as_stored, readable
 from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
+from ..spec.parsable import parsable
 from ..spec.properties import check_encryption
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
@@ -121,7 +122,7 @@ class Migration:
         snapshot = _current_snapshot(metadata)
         if snapshot is None:
             return MigrationPlan(RewritePlan(), 0, refs)
-        parsed = TableMetadataUtil.parse_obj(with_types(metadata))
+        parsed = TableMetadataUtil.parse_obj(parsable(metadata))
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
         contents = read_snapshot(manifests, files, parsed, plain_reader(files, parsed))

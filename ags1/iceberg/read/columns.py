@@ -24,7 +24,14 @@ from ...arrow_layouts import plain_schema
 from ...avro.variants import VariantType
 from ...errors import Ags1Error, FormatError
 from ..pyiceberg.arrow import column_projection_values, project
-from ..spec.column_types import OpaqueType, as_stored, extensions, find_field_ids, readable
+from ..spec.column_types import (
+    OpaqueType,
+    as_stored,
+    extensions,
+    find_field_ids,
+    readable,
+    with_struct_defaults,
+)
 from ..storage.table_files import TableFiles
 from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
@@ -190,7 +197,7 @@ class FileReader:
         schemas = self._projected, self._metadata.schema(), *others, _LINEAGE
         for schema in map(as_stored, schemas):
             pruned = prune_columns(schema, set(field_ids), select_full_types=False)
-            columns = _with_more(columns, pruned.fields)
+            columns = _with_more(columns, with_struct_defaults(pruned, schema).fields)
         any_column = readable(self._metadata.schema()).fields[:1]
         return Schema(*columns) if columns else as_stored(Schema(*any_column))
 

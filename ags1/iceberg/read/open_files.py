@@ -62,7 +62,7 @@ class OpenParquet:
         columns_of: Callable[[pa.Schema], FileColumns],
         dictionary_columns: tuple[str, ...],
     ) -> None:
-        self._file = file
+        self._files, self._file = files, file
         key_metadata = file.sized_key
         self._stream: Any = files.open_stored(file.file_path)
         self._name = str(next(_NAMES))
@@ -70,7 +70,7 @@ class OpenParquet:
             options: dict[str, Any] = {"pre_buffer": True, "buffer_size": _BUFFER_SIZE}
             source: tuple[Any, ...] = (self._stream,)
             if key_metadata is not None:
-                with _errors_of(file):
+                with files.naming(file.file_path):
                     source = self._checked(files, key_metadata)
                 options["decryption_properties"] = create_decryption_properties(
                     key_metadata.encryption_key,
@@ -81,13 +81,13 @@ class OpenParquet:
                 default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
                 dictionary_columns=dictionary_columns or None,
             )
-            with _arrow_errors(file):
+            with _arrow_errors(files, file):
                 self._fragment = parquet.make_fragment(*source)
                 self._physical = self._fragment.physical_schema
                 file.check_rows(self._fragment.metadata.num_rows)
             if self._name in _CHECKED.now:
                 _CHECKED.now[self._name] = self._stream
-            with _errors_of(file):
+            with files.naming(file.file_path):
                 self.columns = columns_of(self._physical)
         except BaseException:
             self.close()
@@ -130,7 +130,7 @@ class OpenParquet:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows for which ``row_filter`` is true, of the row groups that begin in
         ``split`` (offset and length in bytes)."""
-        with _arrow_errors(self._file):
+        with _arrow_errors(self._files, self._file):
             fragment = self._fragment
             if split is not None:
                 begin, end = split[0], split[0] + split[1]
@@ -149,7 +149,7 @@ class OpenParquet:
                 yield batch if stored == batch.schema else self._as_stored(batch, stored)
 
     def _as_stored(self, batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-        with _errors_of(self._file):
+        with self._files.naming(self._file.file_path):
             columns = [
                 _stored_array(column, field, wanted, self.columns.variants)
                 for column, field, wanted in zip(batch.columns, batch.schema, stored, strict=True)
@@ -158,7 +158,7 @@ class OpenParquet:
 
     def rows_before(self, offset: int) -> int:
         """Return how many rows are in the row groups that begin before ``offset``."""
-        with _arrow_errors(self._file):
+        with _arrow_errors(self._files, self._file):
             metadata = self._fragment.metadata
             starts = enumerate(row_group_starts(metadata))
             return sum(metadata.row_group(n).num_rows for n, start in starts if start < offset)
@@ -202,7 +202,7 @@ class OpenAvro:
         threads: int,
     ) -> None:
         self.columns = FileColumns(wanted, wanted)
-        self._file = file
+        self._files, self._file = files, file
         self._options: dict[str, Any] = {"name_mapping": names, "missing_values": values}
         self._options |= {"record_count": file.record_count, "threads": threads}
         path, key_metadata = file.file_path, file.key
@@ -216,12 +216,12 @@ class OpenAvro:
         self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the blocks in ``split``. There must be no filter."""
-        with _errors_of(self._file):
+        with self._files.naming(self._file.file_path):
             yield from read_avro(self._stream, self.columns.read, split=split, **self._options)
 
     def rows_before(self, offset: int) -> int:
         """Return how many rows are in the splits before ``offset``, from the blocks' headers."""
-        with _errors_of(self._file):
+        with self._files.naming(self._file.file_path):
             return AvroFile(self._stream).rows_before(offset)
 
     def close(self) -> None:
@@ -357,26 +357,17 @@ def _stored_array(
 
 
 @contextmanager
-def _errors_of(file: ContentFile) -> Iterator[None]:
-    """Put the location of the file into our errors."""
-    try:
-        yield
-    except Ags1Error as error:
-        error.file = file.file_path
-        raise
-
-
-@contextmanager
-def _arrow_errors(file: ContentFile) -> Iterator[None]:
+def _arrow_errors(files: TableFiles, file: ContentFile) -> Iterator[None]:
     """Turn Arrow's errors about a wrong encrypted file into our errors. Arrow has no types for
     these, so its messages decide. Errors of the storage pass."""
-    try:
-        yield
-    except (OSError, pa.ArrowInvalid) as error:
-        kind, what = _arrow_failure(str(error))
-        if kind is None or not file.is_encrypted:
-            raise
-        raise kind(what, file=file.file_path) from None
+    with files.naming(file.file_path):
+        try:
+            yield
+        except (OSError, pa.ArrowInvalid) as error:
+            kind, what = _arrow_failure(str(error))
+            if kind is None or not file.is_encrypted:
+                raise
+            raise kind(what) from None
 
 
 def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:

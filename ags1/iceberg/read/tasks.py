@@ -34,7 +34,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from ...cpu import usable_cpus
-from ..spec.column_types import as_stored, check_readable
+from ..spec.column_types import as_stored, check_readable, with_struct_defaults
 from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles
 from .columns import FileReader, Rows, leaf_ids
@@ -80,12 +80,12 @@ class TaskReader:
         puffins: PuffinCache | None = None,
     ) -> None:
         check_readable(projected)
-        self._projected = projected = as_stored(projected)
+        schema = metadata.schema()
+        self._projected = projected = as_stored(with_struct_defaults(projected, schema))
         self._reader = FileReader(files, metadata, projected)
         self._deletes = DeleteReader(self._reader, puffins)
         self._dictionary_columns = dictionary_columns
         self._matches_none = row_filter == AlwaysFalse()
-        schema = metadata.schema()
         metadata_ids = _METADATA_IDS & projected.field_ids
         # The projected columns that files have. If that is all of them, it is the same object.
         self._file_part = projected
@@ -107,7 +107,9 @@ class TaskReader:
         self._needs_positions = not metadata_ids.isdisjoint((POSITION_ID, ROW_ID))
         # The filter is bound to the current schema, not to the projected one.
         self._filter_schemas = SingleFlight[int, Schema](
-            lambda field_id: as_stored(prune_columns(schema, {field_id}))
+            lambda field_id: as_stored(
+                with_struct_defaults(prune_columns(schema, {field_id}), schema)
+            )
         )
         self._file_filters: SingleFlight[
             tuple[FileColumns, frozenset[int]], pc.Expression | None

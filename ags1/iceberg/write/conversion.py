@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +38,7 @@ from pyiceberg.types import (
 )
 
 from ...arrow_nested import compacted, with_child
+from ...avro.projection import default_of
 from ...avro.variants import VARIANT_PARTS, VariantType
 from ...errors import FormatError, UnsupportedTypeError
 from ..formats.variants import whole
@@ -367,7 +368,7 @@ def _with_defaults_optional(schema: Schema) -> Schema:
 
 
 def _repeated(field: NestedField, kind: pa.DataType, count: int) -> pa.Array:
-    value: Any = field.write_default
+    value = default_of(field, "write_default")
     if isinstance(field.field_type, UUIDType):
         storage = pa.repeat(pa.scalar(getattr(value, "bytes", value), pa.binary(16)), count)
         return kind.wrap_array(storage)

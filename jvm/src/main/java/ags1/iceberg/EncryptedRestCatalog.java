@@ -13,6 +13,7 @@ import java.util.function.Function;
 import org.apache.iceberg.BaseMetadataTable;
 import org.apache.iceberg.BaseTable;
 import org.apache.iceberg.BaseTransaction;
+import org.apache.iceberg.CatalogProperties;
 import org.apache.iceberg.MetadataTableType;
 import org.apache.iceberg.MetadataTableUtils;
 import org.apache.iceberg.PartitionSpec;
@@ -28,11 +29,13 @@ import org.apache.iceberg.catalog.TableIdentifier;
 import org.apache.iceberg.rest.RESTCatalog;
 import org.apache.iceberg.rest.RESTClient;
 import org.apache.iceberg.rest.RESTSessionCatalog;
+import org.apache.iceberg.util.PropertyUtil;
 
 /**
  * Iceberg's client of the REST protocol. Scans of encrypted tables are planned here and not by the
  * server, which has no keys. The properties {@code token-file} and {@code credential-file} name files
- * for Iceberg's {@code token} and {@code credential}, which Spark would show.
+ * for Iceberg's {@code token} and {@code credential}, which Spark would show. Threads may share the
+ * catalog; a builder of a table belongs to one thread.
  */
 public final class EncryptedRestCatalog extends RESTCatalog {
   @Override
@@ -42,7 +45,7 @@ public final class EncryptedRestCatalog extends RESTCatalog {
   }
 
   private static final class EncryptedSessions extends RESTSessionCatalog {
-    private CatalogRules rules;
+    private CatalogRules rules; // set once, by initialize()
 
     private EncryptedSessions(Function<Map<String, String>, RESTClient> clientBuilder) {
       super(clientBuilder, null);
@@ -95,7 +98,8 @@ public final class EncryptedRestCatalog extends RESTCatalog {
               // In this call the server creates the table, so it is checked before.
               case "create" -> rules.checkNew(
                   TableMetadata.newTableMetadata(
-                      schema, PartitionSpec.unpartitioned(), identifier.toString(), properties));
+                      schema, PartitionSpec.unpartitioned(), identifier.toString(),
+                      withThoseOfCatalog(properties)));
               default -> {}
             }
             try {
@@ -110,6 +114,18 @@ public final class EncryptedRestCatalog extends RESTCatalog {
       Class<?>[] types = {TableBuilder.class};
       return (TableBuilder)
           Proxy.newProxyInstance(TableBuilder.class.getClassLoader(), types, handler);
+    }
+
+    /** Returns the properties that a table will have which is created with those that are given. */
+    private Map<String, String> withThoseOfCatalog(Map<String, String> given) {
+      Map<String, String> all =
+          new HashMap<>(
+              PropertyUtil.propertiesWithPrefix(
+                  properties(), CatalogProperties.TABLE_DEFAULT_PREFIX));
+      all.putAll(given);
+      all.putAll(
+          PropertyUtil.propertiesWithPrefix(properties(), CatalogProperties.TABLE_OVERRIDE_PREFIX));
+      return all;
     }
 
     private Table over(Table table, String name) {

@@ -38,6 +38,9 @@ import org.json.JSONObject;
  * <p>Calls are repeated as by Vault's own client. No redirect is followed, because the token would
  * be sent with it. The properties begin with {@code kms.vault.}, and are those of Python but {@code
  * verify=false}.
+ *
+ * <p>Threads may share it, and send their requests at the same time. They look for another token one
+ * at a time: of those whose token has expired, only the first one logs in.
  */
 public final class VaultKms extends Kms {
   private static final String PREFIX = "kms.vault.";
@@ -63,7 +66,7 @@ public final class VaultKms extends Kms {
   private transient String auth;
   private transient int maxAttempts;
   private transient HttpClient http;
-  private transient String token;
+  private transient String token; // changes, in otherToken() alone
 
   /** {@code body} is null if the answer has not the form of Vault's. */
   private record Answer(int status, JSONObject body) {
