@@ -84,8 +84,8 @@ class TableSchema(Schema):
         """Return the schema in this form; as it is if it has no extension types."""
         if not extensions([schema]):
             return schema
-        identifiers = schema.identifier_field_ids
-        return cls(*schema.fields, schema_id=schema.schema_id, identifier_field_ids=identifiers)
+        more = {"schema_id": schema.schema_id, "identifier_field_ids": schema.identifier_field_ids}
+        return cls(*schema.fields, **more)  # type: ignore[arg-type]
 
     def select(self, *names: str, case_sensitive: bool = True) -> Schema:
         """Return a selection of the columns, in this form too."""
