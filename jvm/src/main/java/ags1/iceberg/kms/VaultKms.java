@@ -353,6 +353,8 @@ public final class VaultKms extends Kms {
 
   /** Says why a TLS connection failed, in Python's words (ags1/kms/causes.py). */
   private static String tlsCause(Throwable error) {
+    String otherwise =
+        "the TLS connection failed: does the server speak TLS, or is the address one of http: ?";
     for (Throwable each = error; each != null; each = each.getCause()) {
       String text = Objects.requireNonNullElse(each.getMessage(), "");
       if (each instanceof CertificateExpiredException) {
@@ -368,10 +370,11 @@ public final class VaultKms extends Kms {
         return "the server demands a client certificate (kms.vault.client-cert names one)";
       }
       if (each instanceof CertPathBuilderException || each instanceof CertPathValidatorException) {
-        return "the server's certificate is not trusted; kms.vault.ca-cert names that of its authority";
+        otherwise =
+            "the server's certificate is not trusted; kms.vault.ca-cert names that of its authority";
       }
     }
-    return "the TLS connection failed: does the server speak TLS, or is the address one of http: ?";
+    return otherwise;
   }
 
   private static Answer answer(int status, byte[] content) {
