@@ -72,10 +72,10 @@ final class EncryptedOperations extends DelegatingOperations {
     TableMetadata metadata() { return isCommitted ? version : null; }
     boolean isEncrypted() { return manager instanceof CheckingManager; }
 
-    List<EncryptedKey> madeBefore(TableMetadata next) {
-      Set<String> committed =
-          next.encryptionKeys().stream().map(EncryptedKey::keyId).collect(Collectors.toSet());
-      return made.stream().filter(key -> !committed.contains(key.keyId())).toList();
+    List<EncryptedKey> keys() {
+      List<EncryptedKey> keys = new ArrayList<>(made);
+      keys.addAll(version == null ? List.of() : version.encryptionKeys());
+      return keys;
     }
   }
 
@@ -159,7 +159,7 @@ final class EncryptedOperations extends DelegatingOperations {
 
   private synchronized void update(TableMetadata found) {
     if (found != state.metadata()) {
-      state = found == null ? noTable : stateOf(found, true, state.madeBefore(found));
+      state = found == null ? noTable : stateOf(found, true, beyond(found, state.made()));
     }
   }
 
@@ -194,6 +194,13 @@ final class EncryptedOperations extends DelegatingOperations {
       return unencrypted(version, isCommitted);
     }
     return encrypted(version, isCommitted, manager(version, made), made);
+  }
+
+  /** Returns those of the keys that the metadata does not have. */
+  private static List<EncryptedKey> beyond(TableMetadata metadata, List<EncryptedKey> keys) {
+    Set<String> had =
+        metadata.encryptionKeys().stream().map(EncryptedKey::keyId).collect(Collectors.toSet());
+    return keys.stream().filter(key -> !had.contains(key.keyId())).toList();
   }
 
   private State unencrypted(TableMetadata version, boolean isCommitted) {
@@ -236,7 +243,8 @@ final class EncryptedOperations extends DelegatingOperations {
     if (rules.keyId(metadata) == null || metadata.metadataFileLocation() != null) {
       return metadata;
     }
-    State committing = stateOf(metadata, true, state.madeBefore(metadata));
+    // The base may be older than the state, in which the keys were made.
+    State committing = stateOf(metadata, true, beyond(metadata, state.keys()));
     TableMetadata.Builder builder = TableMetadata.buildFrom(metadata); // adds no key twice
     Map<String, EncryptedKey> keys = EncryptionUtil.encryptionKeys(committing.manager());
     for (Snapshot snapshot : metadata.snapshots()) {
