@@ -57,6 +57,8 @@ source, sealed, target, length, way = *sys.argv[1:4], int(sys.argv[4]), sys.argv
 if way == "named" and hasattr(os, "O_TMPFILE"):
     del os.O_TMPFILE
 import ags1
+for name in ags1.__all__:
+    getattr(ags1, name)  # loads it, before the child is ready
 overwrite, mode = way != "new", "xb" if way == "new" else "wb"
 data = open(source, "rb").read()
 print("ready", flush=True)
@@ -435,7 +437,7 @@ class AtExit:
         print("worked")
 path = sys.argv[1]
 open(path, "wb").write(bytes(3 << 20))
-ags1.encrypt_file, ags1.open, ags1.encrypt_many, ags1.decrypt_many, ags1.decrypt  # nothing can be imported at the very end
+ags1.encrypt, ags1.decrypt, ags1.encrypt_many, ags1.decrypt_many, ags1.encrypt_file, ags1.open  # nothing can be imported at the very end
 last = AtExit()
 """
 
