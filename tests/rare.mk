@@ -36,6 +36,11 @@ histories: native jvm $(VENV)/.with-interop $(CLASSES)
 	AGS1_TEST_HISTORIES=$${AGS1_TEST_HISTORIES:-100} $(BIN)/python -m pytest -m interop \
 		tests/interop/test_plugin_histories.py
 
+# Files and their sidecars in 20,000 drawn orders of the requests of several processes.
+model: export AGS1_TEST_MODEL ?= 20000
+model: dev
+	$(BIN)/python -m pytest tests/filesystem/test_model.py
+
 # The bulk and table jobs on a session of Spark Connect instead of a classic one. In one process:
 # PySpark's server on this machine always has port 15002.
 connect: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
