@@ -18,11 +18,12 @@ from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from ...arrow_layouts import plain_schema
 from ...avro.variants import VariantType
-from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
+from ..pyiceberg.arrow import downcasts_ns_timestamps, project
 from ..spec.column_types import OpaqueType, as_stored, extensions, find_field_ids, readable
 from ..storage.table_files import TableFiles
 from .kept_rows import KeptRows
@@ -74,14 +75,17 @@ class _Unchanged(NamedTuple):
 
 class FileReader:
     """Opens files of one table and reads their columns. Any number of threads may use it at once.
-    ``projected`` is the schema of the rows that the caller wants. Each Avro file is read by
-    ``threads`` threads; Arrow has its own for Parquet."""
+    ``projected`` is the schema of the rows that the caller wants, ``schema`` that of the columns
+    that its filter compares. Each Avro file is read by ``threads`` threads; Arrow has its own for
+    Parquet."""
 
-    def __init__(self, files: TableFiles, metadata: TableMetadata, projected: Schema) -> None:
+    def __init__(
+        self, files: TableFiles, metadata: TableMetadata, projected: Schema, schema: Schema
+    ) -> None:
         self.files = files
         self.threads = 1
         self._metadata = metadata
-        self._projected = projected
+        self._read_as = projected, schema
         self._opaque = find_field_ids(OpaqueType, metadata.schemas)
         self._variants = find_field_ids(VariantType, metadata.schemas)
         self._extensions = extensions(metadata.schemas)
@@ -124,7 +128,14 @@ class FileReader:
         """Return the partition's values of the wanted columns that the file does not have.
         ``present`` are the IDs of the columns in the file."""
         spec = self._metadata.specs().get(file.spec_id)
-        return column_projection_values(file, wanted, self._metadata.schema(), spec, present)
+        absent = wanted.field_ids - present
+        return {
+            field.source_id: file.partition[at]
+            for at, field in enumerate(() if spec is None else spec.fields)
+            if isinstance(field.transform, IdentityTransform)
+            and field.source_id in absent
+            and file.partition[at] is not None
+        }
 
     def project(self, schema: Schema, rows: Rows) -> pa.RecordBatch:
         """Return rows in the columns of ``schema``."""
@@ -165,7 +176,7 @@ class FileReader:
     def _find_table_columns(self, field_ids: frozenset[int]) -> Schema:
         columns: dict[int, NestedField] = {}
         others = sorted(self._metadata.schemas, key=lambda s: s.schema_id, reverse=True)
-        schemas = self._projected, self._metadata.schema(), *others, _LINEAGE
+        schemas = *self._read_as, self._metadata.schema(), *others, _LINEAGE
         for schema in map(as_stored, schemas):
             for field in prune_columns(schema, set(field_ids), select_full_types=False).fields:
                 have = columns.get(field.field_id)
