@@ -1,5 +1,5 @@
 """Defaults of columns keep their values, and those that a type cannot hold are refused, as in Java.
-``NestedField`` casts a default to the type (``Literal.to``), and ``SchemaParser`` takes no other."""
+``NestedField`` casts a default to its type (``Literal.to``); ``SchemaParser`` reads no other."""
 
 from __future__ import annotations
 
