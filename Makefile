@@ -1,8 +1,9 @@
 # Everything runs in $(VENV), made on first use with $(PYTHON): `make test PYTHON=python3.13`.
-# AGS1_OPENSSL picks the libcrypto (see build_openssl.py). `make test TESTS=` leaves nothing out.
+# AGS1_OPENSSL picks the libcrypto (see build_openssl.py). `make test TESTS=` leaves nothing out;
+# pyproject.toml says what the marks mean.
 PYTHON ?= python3
 VENV ?= .venv
-TESTS ?= -m "not slow and not interop and not spark and not peers and not cluster"
+TESTS ?= -m "local and not slow"
 # How many processes the tests run in: one more than CPUs, because many tests wait for others.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BIN := $(abspath $(VENV))/bin
@@ -10,6 +11,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal \
 	--override-ini tmp_path_retention_policy=failed
 NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
+# The extensions are there already (native). compat: a path entry, found also from the folder above,
+# whose "ags1" is this checkout.
+EDITABLE = AGS1_BUILD=none PYTHONWARNINGS=ignore $(PIP) --no-build-isolation \
+	--config-settings editable_mode=compat --editable
 export PATH := $(BIN):$(PATH)
 # Without bytecode, each process of the tests would compile ags1 and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,9 +46,7 @@ native: $(VENV)/.made
 
 $(VENV)/.with-%: pyproject.toml | native
 	@echo "== installing ags1 in place, with its $* dependencies"
-	@# compat: a path entry, found also from the folder above, whose "ags1" is this checkout.
-	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --config-settings editable_mode=compat \
-		--editable '.[$*]'
+	@$(EDITABLE) '.[$*]'
 	@touch $@
 
 $(CLASSES): $(VENV)/.with-interop tests/spark_classes.py
@@ -55,8 +58,7 @@ $(CLASSES): $(VENV)/.with-interop tests/spark_classes.py
 comma := ,
 with: native
 	@echo "== installing ags1 in place, with its $(KINDS) dependencies"
-	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --config-settings editable_mode=compat \
-		--editable '.[$(KINDS)]'
+	@$(EDITABLE) '.[$(KINDS)]'
 	@touch $(patsubst %,$(VENV)/.with-%,$(subst $(comma), ,$(KINDS)))
 
 # The plug-in for Iceberg's Java runtime, from JDK 17 and Maven. A wheel that is built later has it.

@@ -8,6 +8,7 @@ so that a static one is in the process once. AGS1_BUILD says how to compile:
     debug     bounds checks, line tracing (coverage, profilers), no optimisation
     sanitize  AddressSanitizer and UndefinedBehaviorSanitizer
     fuzz      AddressSanitizer and libFuzzer's coverage, for tests/fuzz; needs CC=clang
+    none      nothing: for an editable install beside extensions that are there already
 """
 
 import json
@@ -172,6 +173,7 @@ setup(
     ext_modules=[
         Extension(".".join(path.with_suffix("").parts), [path.as_posix()])
         for path in sorted(Path("ags1").rglob("*.pyx"))
+        if os.environ.get("AGS1_BUILD") != "none"
     ],
     cmdclass={"build_ext": BuildExtensions, "bdist_wheel": Wheel},
 )

@@ -4,6 +4,7 @@ makes one object for each message. So these are made in compiled code, and the g
 which they cannot occupy with cycles, does not know them."""
 
 cimport cython
+from cpython.buffer cimport PyObject_GetBuffer
 from libc.string cimport memcpy
 
 from ags1._gcm cimport this_process
@@ -61,6 +62,38 @@ cdef KeyMetadataFields new_key_metadata(
 
 
 # ---- its bytes ---------------------------------------------------------------------------------
+
+@cython.no_gc
+cdef class EncodedKeyMetadata:
+    """What ``KeyMetadata.to_bytes`` returns, as a variable may hold it: ``repr`` does not show it,
+    and it is not pickled or copied. ``bytes(memoryview(…))`` are its bytes."""
+
+    cdef bytes _data
+
+    def __init__(self, const unsigned char[::1] data not None):
+        self._data = bytes(data)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyObject_GetBuffer(self._data, buffer, flags)
+
+    def __len__(self):
+        return len(self._data)
+
+    def __eq__(self, other):
+        if not isinstance(other, EncodedKeyMetadata):
+            return NotImplemented
+        return self._data == (<EncodedKeyMetadata>other)._data
+
+    def __hash__(self):
+        return hash(self._data)
+
+    def __repr__(self):
+        return f"EncodedKeyMetadata(<{len(self._data)} bytes>)"
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("key metadata holds a key and is not pickled or copied")
+
+
 # Of many messages, without an object for each. Avro writes a number as a varint of twice the
 # number. Before an optional value it writes 2, or 0 if there is none.
 

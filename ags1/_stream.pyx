@@ -26,6 +26,7 @@ from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.stdint cimport uint64_t
 from libc.string cimport memchr, memcpy, memset
@@ -528,6 +529,12 @@ cdef list running():
         instructions.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return instructions
+
+
+def report(about, error):
+    """Report an error that nobody can catch, as Python does: by ``sys.unraisablehook``."""
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable(about)
 
 
 cdef class FastWriter:

@@ -12,10 +12,15 @@ import os
 import shutil
 import stat
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ._gcm import process_number
 from .descriptors import is_stream
+from .errors import FileWarning
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _PERMISSIONS = 0o777
 # Linux, and only some of its file systems.
@@ -33,8 +38,10 @@ class AtomicFile:
     If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
     the file, less the umask and without setuid, setgid and sticky bits. None keeps the bits of an
-    existing target, and gives 0666 less the umask to a new one. A target that is a stream
-    (``is_stream``: ``/dev/null``, ``/dev/stdout``) is refused.
+    existing target, and gives 0666 less the umask to a new one. An existing target's owner and
+    group are kept, or there is a FileWarning. ``like`` is the status of another file, which gives
+    the bits, the owner and the group instead. A target that is a stream (``is_stream``:
+    ``/dev/null``, ``/dev/stdout``) is refused.
     """
 
     # An interrupt may come before the constructor has set anything.
@@ -50,15 +57,15 @@ class AtomicFile:
         overwrite: bool = False,
         durable: bool = True,
         mode: int | None = None,
+        like: os.stat_result | None = None,
     ) -> None:
         self.name = os.fsdecode(target)
         # A symbolic link is followed, as open() does: the file that it points to is replaced.
         self._path = os.path.realpath(self.name)
         self._overwrite = overwrite
-        self._durable = durable
-        # The bits of an existing target: the umask does not reduce them.
+        self.durable = durable
+        # The bits of an existing target or of ``like``: the umask does not reduce them.
         self._kept_mode: int | None = None
-        self._replaces = False
         self._process = process_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
@@ -68,13 +75,13 @@ class AtomicFile:
             existing = os.stat(self._path) if overwrite else None
         except FileNotFoundError:
             existing = None
-        if existing is not None:
-            if stat.S_ISDIR(existing.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-            self._replaces = True
-            if mode is None:
-                self._kept_mode = existing.st_mode & _PERMISSIONS
-                mode = 0o600
+        if existing is not None and stat.S_ISDIR(existing.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
+        self._replaces = existing is not None
+        self._like = existing if like is None else like
+        if self._like is not None and (mode is None or like is not None):
+            self._kept_mode = self._like.st_mode & _PERMISSIONS
+            mode = 0o600
         self.temporary = temporary_path(self._path)
         self.published = False
         # The kernel applies the umask; to ask for it would be to set it for all threads.
@@ -89,11 +96,11 @@ class AtomicFile:
 
     def commit(self) -> None:
         """Give the file its final name. Raises OSError; the file is then removed. Once the file has
-        its name it stays: if the folder cannot be synced, there is a RuntimeWarning."""
+        its name it stays: if the folder cannot be synced, there is a FileWarning."""
         try:
-            if self._kept_mode is not None:
-                os.fchmod(self.fd, self._kept_mode)
-            if self._durable:
+            if self._like is not None:
+                _give(self.fd, self._like, self._kept_mode, self.name)
+            if self.durable:
                 sync(self.fd)
             self._status = os.fstat(self.fd)
             self._publish()
@@ -118,8 +125,8 @@ class AtomicFile:
                 raise
             name = self._finish(self.temporary)
         if name == self.temporary:
-            publish(name, self._path, overwrite=self._overwrite, durable=self._durable)
-        elif self._durable:
+            publish(name, self._path, overwrite=self._overwrite, durable=self.durable)
+        elif self.durable:
             _sync_name(name)
 
     def _finish(self, path: str) -> str:
@@ -145,23 +152,38 @@ class AtomicFile:
         with open(nameless, "rb") as source, open(self.fd, "wb", closefd=False) as copy:
             source.seek(0)
             shutil.copyfileobj(source, copy, _COPIED_AT_ONCE)
-        os.fchmod(self.fd, mode)
-        if self._durable:
+        _set_mode(self.fd, mode)
+        if self.durable:
             sync(self.fd)
         self._status = os.fstat(self.fd)
         self._has_name = True
         _NAMELESS = None
 
     def discard(self) -> None:
-        """Remove the file. Does nothing after ``commit``, or to a name in a forked child."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        if self._process == process_number():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.temporary)
-        self._discarded = True
+        """Remove the file. Does nothing after ``commit``, or to a name in a forked child. If the
+        folder lets nobody remove a file, it is emptied, and there is a FileWarning."""
+        try:
+            if self._process == process_number() and not self._discarded:
+                remove_temporary(self.temporary, self._empty)
+        finally:
+            if self.fd >= 0:
+                fd, self.fd = self.fd, -1
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            self._discarded = True
+
+    def _empty(self) -> None:
+        """Empty the temporary file. Raises OSError, also if its content has another name."""
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self.temporary, flags) if self.fd < 0 else os.dup(self.fd)
+        try:
+            status = os.fstat(fd)
+            known = self._status is None or os.path.samestat(status, self._status)
+            if not known or status.st_nlink != 1:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), self.temporary)
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
 
     def __del__(self) -> None:
         # An interrupt may come when the file exists and the caller has no reference to this object.
@@ -172,7 +194,7 @@ class AtomicFile:
             with contextlib.suppress(OSError):
                 self.discard()
 
-    def __enter__(self) -> AtomicFile:
+    def __enter__(self) -> Self:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
@@ -189,6 +211,18 @@ class AtomicFile:
             self.commit()
         else:
             self.discard()
+
+
+class StagedFile(AtomicFile):
+    """Bytes on their way to a name, which ``commit`` leaves at ``temporary``: another file comes
+    first, and then ``publish``. ``discard`` removes them, and so does dropping this object."""
+
+    def _publish(self) -> None:
+        self._finish(self.temporary)
+
+    def __del__(self) -> None:
+        self.published = False
+        super().__del__()
 
 
 def _open_nameless(folder: str, mode: int) -> int:
@@ -211,8 +245,70 @@ def _open_nameless(folder: str, mode: int) -> int:
     if bits == _PERMISSIONS:
         os.close(fd)
         return -1
-    os.fchmod(fd, bits & mode)
+    try:
+        _set_mode(fd, bits & mode)
+    except OSError:
+        os.close(fd)
+        return -1
     return fd
+
+
+def _give(fd: int, like: os.stat_result, mode: int | None, name: str) -> None:
+    """Give a file the owner and the group of another one, as far as the system allows it, and then
+    the permission bits ``mode``. A group that could not be given does not get its bits: then this
+    user's group may do what all others may. Raises OSError."""
+    wanted, own = (like.st_uid, like.st_gid), os.fstat(fd)
+    if (own.st_uid, own.st_gid) != wanted:
+        for uid, gid in (wanted, (-1, like.st_gid)):
+            with contextlib.suppress(OSError):
+                os.fchown(fd, uid, gid)
+                break
+        own = os.fstat(fd)
+    if (own.st_uid, own.st_gid) != wanted:
+        warnings.warn(
+            f"{name}: it belonged to user {like.st_uid} and group {like.st_gid}, and belongs to "
+            f"user {own.st_uid} and group {own.st_gid} now: the system does not let this user give "
+            "it back",
+            FileWarning,
+            stacklevel=4,
+        )
+    if mode is not None:
+        if own.st_gid != like.st_gid:
+            mode &= ~0o070 | (mode & 0o007) << 3
+        _set_mode(fd, mode)
+
+
+def _set_mode(fd: int, mode: int) -> None:
+    """Set a file's permission bits. Where the file system refuses that (CIFS, FUSE, WSL), those
+    that it has are accepted if they allow no more. Raises OSError."""
+    try:
+        os.fchmod(fd, mode)
+    except OSError:
+        if os.fstat(fd).st_mode & _PERMISSIONS & ~mode:
+            raise
+
+
+def remove_temporary(path: str, empty: Callable[[], object] | None = None) -> None:
+    """Remove a file under construction, if it is there. If that is refused, as in a folder in which
+    files can only be added (``chattr +a``), ``empty`` empties it, and there is a FileWarning."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        left = "it has the same content"
+        if empty is not None:
+            try:
+                empty()
+                left = "it is empty now"
+            except OSError:
+                left = "it may hold plaintext"
+        warnings.warn(
+            f"{path}: this temporary file could not be removed ({error.strerror}), and {left}: "
+            "remove it",
+            FileWarning,
+            stacklevel=4,
+        )
 
 
 def temporary_name(unique: str) -> str:
@@ -254,7 +350,7 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
             _rename(temporary, target)
         else:
-            os.unlink(temporary)
+            remove_temporary(temporary)
     if durable:
         _sync_name(target)
 
@@ -266,7 +362,7 @@ def _sync_name(path: str) -> None:
         # The file has its name, and raising now would lose the key of what it holds.
         warnings.warn(
             f"{path}: written, but its folder could not be synced: {error.strerror}",
-            RuntimeWarning,
+            FileWarning,
             stacklevel=3,
         )
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from . import layout
 from ._gcm import BlockCipher
 from ._stream import BlockCache
+from .errors import AuthenticationError
 from .filelike import CHUNK_SIZE, Scratch
 from .geometry import Geometry
 from .key_metadata import KeyMetadata
@@ -57,6 +58,9 @@ class Blocks:
         scratch = self._slots.take()
         try:
             self._cipher.open_blocks(self.source.fetch(offset, size, scratch), out, first)
+        except AuthenticationError:
+            self.source.check_unchanged()
+            raise
         finally:
             self._slots.give(scratch)
         if not self.source.random_access and offset + size == self.geometry.encrypted_size:

@@ -25,7 +25,7 @@ from .errors import Ags1Error, TruncatedError
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_unused, claim_key, file_geometry
 from .key_metadata import KeyMetadata
 from .reader import Reader
-from .source import regular_file
+from .source import RegularFile, regular_file
 from .threads import run_in_threads, thread_count
 from .writer import Writer
 
@@ -76,31 +76,45 @@ def encrypt_file(
         km = KeyMetadata.generate(key_size)
     threads = thread_count(threads)
     check_unused(km, reuse_key=reuse_key)
-    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
-    with regular_file(source) as (fd, status):
-        size = status.st_size
-        geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
+    options: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
+    with regular_file(source) as opened:
+        fd, status = opened.fd, opened.status
         _refuse_same_file(source, status, target)
         if is_stream(target):
-            options: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
             with (
                 open_stream(target, overwrite=overwrite) as stream,
                 Writer(stream, km, **options) as w,
             ):
-                copy_through(io.FileIO(fd, closefd=False), w.write, progress, size)
+                copy_through(io.FileIO(fd, closefd=False), w.write, progress, status.st_size)
                 _check_unchanged(source, fd, status)
             return w.key_metadata
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
-            with _name_errors(source, target), Pump(fd, out.fd, durable=durable) as pump:
-                _begin(out.fd, geometry.encrypted_size, layout.build_header(block_size))
-                claim_key(km, reuse_key=reuse_key)
-                try:
-                    seal = functools.partial(pump.seal, cipher)
-                    _transfer(pump, seal, geometry, threads, progress)
-                except TruncatedError:
-                    raise Ags1Error(_CHANGED) from None
-            _check_unchanged(source, fd, status)
+            return encrypt_opened(opened, out, km, **options, progress=progress)
+
+
+def encrypt_opened(
+    source: RegularFile,
+    out: AtomicFile,
+    km: KeyMetadata,
+    *,
+    block_size: int,
+    threads: int | None,
+    reuse_key: bool = False,
+    progress: Progress | None = None,
+) -> KeyMetadata:
+    """Encrypt an open file into ``out``. Arguments and errors as in ``encrypt_file``."""
+    fd, size = source.fd, source.status.st_size
+    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
+    geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
+    with _name_errors(source, out.name), Pump(fd, out.fd, durable=out.durable) as pump:
+        _begin(out.fd, geometry.encrypted_size, layout.build_header(block_size))
+        claim_key(km, reuse_key=reuse_key)
+        try:
+            _transfer(pump, functools.partial(pump.seal, cipher), geometry, threads, progress)
+        except TruncatedError:
+            raise Ags1Error(_CHANGED) from None
+    _check_unchanged(source, fd, source.status)
     return km.with_file_length(geometry.encrypted_size)
 
 
@@ -125,7 +139,8 @@ def decrypt_file(
     ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
     FileExistsError, shutil.SameFileError and OSError.
     """
-    with regular_file(source) as (fd, status):
+    with regular_file(source) as opened:
+        fd, status = opened.fd, opened.status
         _refuse_same_file(source, status, target)
         with _name_errors(source, target):
             header = os.pread(fd, layout.HEADER_SIZE, 0)
@@ -136,7 +151,7 @@ def decrypt_file(
             options: Any = {"block_size": geometry.block_size, "threads": thread_count(threads)}
             options |= {"max_block_size": max_block_size, "trust_file_size": trust_file_size}
             with (
-                Reader(source, km, **options) as r,
+                Reader(opened, km, **options) as r,
                 open_stream(target, overwrite=overwrite) as stream,
             ):
                 copy_through(r, stream.write, progress, r.plaintext_size)
@@ -163,7 +178,7 @@ def verify_file(
 ) -> int:
     """Authenticate every block of the file ``source``; return the plaintext's size in bytes.
     Nothing is written or decrypted. Arguments and errors as in ``decrypt_file``."""
-    with regular_file(source) as (fd, status), _name_errors(source, source):
+    with regular_file(source) as (fd, status, _), _name_errors(source, source):
         header = os.pread(fd, layout.HEADER_SIZE, 0)
         geometry = file_geometry(
             header, status.st_size, km, block_size, max_block_size, trust_file_size

@@ -17,9 +17,9 @@ _RELEVANT = ("aes", "pclmulqdq", "avx2", "avx512f", "vaes", "vpclmulqdq", "pmull
 def usable_cpus() -> int:
     """Return the number of CPUs that this process may keep busy: its affinity, and on Linux its
     control group's quota (version 2), rounded up."""
-    if hasattr(os, "sched_getaffinity"):
+    try:
         count = len(os.sched_getaffinity(0))
-    else:
+    except (AttributeError, OSError):  # macOS, and a sandbox that forbids the call
         count = os.cpu_count() or 1
     return max(1, min(count, _cgroup_quota(count)))
 

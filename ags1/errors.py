@@ -71,6 +71,11 @@ class KeyMetadataError(Ags1Error, ValueError):
     """The key metadata is malformed, or a key has a size that AES does not have."""
 
 
+class NoKeyError(KeyMetadataError):
+    """None of the keys that were found is that of the file: the file was replaced, moved or put
+    back, or its key was lost. It is not known whether somebody changed it."""
+
+
 class KeyReuseError(Ags1Error, ValueError):
     """The call could encrypt two contents under one key: the key was used before, the process was
     forked, or GCM's limit is reached."""
@@ -120,3 +125,8 @@ class NotEncryptedError(MetadataIntegrityError):
 class UnsupportedTypeError(Ags1Error, NotImplementedError):
     """A column has a type that this version does not read or write, for example one of a later
     version of the table format."""
+
+
+class FileWarning(UserWarning, RuntimeWarning):
+    """A file was written, or was not, and something about it needs a look: its owner changed, its
+    folder could not be synced, or a temporary file could not be removed."""

@@ -123,7 +123,7 @@ class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
         """Raise RuntimeError if the current thread holds the lock."""
         if self.mine:
             raise RuntimeError(
-                "the stream was used while a call on it was still running in the same thread (by a "
-                "signal handler, or by the file object that it reads or writes): use it after that "
-                "call has returned"
+                "reentrant call: the object was used while a call on it was still running in the "
+                "same thread (by a signal handler, or by a file object or function that it uses): "
+                "use it after that call has returned"
             )

@@ -16,8 +16,9 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ._arrow_random import draw_from_kernel
 from ._gcm import random_bytes
-from ._key_metadata import KeyMetadataFields
+from ._key_metadata import EncodedKeyMetadata, KeyMetadataFields
 from .errors import KeyMetadataError
 
 KEY_SIZES = (16, 24, 32)
@@ -33,6 +34,10 @@ _SCHEMA = {
         {"name": "file_length", "type": ["null", "long"], "default": None},
     ],
 }
+
+
+# A program may give our keys to Arrow itself.
+draw_from_kernel()
 
 
 class KeyMetadata(KeyMetadataFields):
@@ -114,8 +119,13 @@ class KeyMetadata(KeyMetadataFields):
         }
         return _VERSION + encode(fields)
 
+    def encoded(self) -> EncodedKeyMetadata:
+        """Return ``to_bytes`` in an object that does not show them. Variables and tables' records
+        hold this, because error reporters print the variables of every frame."""
+        return EncodedKeyMetadata(self.to_bytes())
+
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> KeyMetadata:
+    def from_bytes(cls, data: bytes | bytearray | memoryview | EncodedKeyMetadata) -> KeyMetadata:
         """Parse ``StandardKeyMetadata`` bytes. Optional fields that a newer writer appended are
         ignored, as in Java. Raises KeyMetadataError for another version, a truncated datum,
         trailing bytes that cannot be such fields, or a key of a wrong length."""

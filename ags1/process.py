@@ -11,11 +11,11 @@ thread of the parent held stays locked in the child. Two classes, for two kinds 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
 from ._gcm import process_number
+from .filelike import Lock
 
 T = TypeVar("T")
 
@@ -53,14 +53,15 @@ class _Slot(Generic[T]):
     __slots__ = ("lock", "value")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.value: T | None = None
 
 
 class OncePerProcess(Generic[T]):
     """An object that one thread makes when it is first needed, and again in a forked child. If
-    ``make`` fails, ``get`` raises its exception, and the next ``get`` calls it again. The parent's
-    object is dropped in the child, not closed: its connections are still the parent's."""
+    ``make`` fails, ``get`` raises its exception, and the next ``get`` calls it again. If ``make``
+    itself, or a signal handler that interrupts it, calls ``get``, that raises RuntimeError. The
+    parent's object is dropped in the child, not closed: its connections are still the parent's."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -71,6 +72,7 @@ class OncePerProcess(Generic[T]):
         slot = self._slot()
         value = slot.value
         if value is None:
+            slot.lock.check_not_mine()
             with slot.lock:
                 value = slot.value
                 if value is None:

@@ -8,14 +8,13 @@ import errno
 import io
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ._buffers import flat
 from ._pump import Descriptor
 from .errors import FormatError, TruncatedError
-from .filelike import extent, is_io_like
+from .filelike import Lock, extent, is_io_like
 from .process import PerProcess
 
 if TYPE_CHECKING:
@@ -38,6 +37,11 @@ class Source(Protocol):
 
     def check_end(self) -> None:
         """Raise FormatError if more bytes follow. A source that knows its size need not check."""
+        return
+
+    def check_unchanged(self) -> None:
+        """Raise OSError if another file has taken the place of the one that was opened, so that its
+        bytes are no attack. What a file's descriptor reads stays the same file."""
         return
 
     def close(self) -> None:
@@ -116,9 +120,16 @@ class RangedSource(Source):
 
     random_access = True
 
-    def __init__(self, pread: Callable[[int, int], Buffer], size: object, base: int = 0) -> None:
+    def __init__(
+        self,
+        pread: Callable[[int, int], Buffer],
+        size: object,
+        base: int = 0,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         self._pread = pread
         self._base = base
+        self._check = check
         size = size() if callable(size) else size
         self.size: int | None = size - base if isinstance(size, int) else None
 
@@ -130,11 +141,16 @@ class RangedSource(Source):
             if view.nbytes == size:
                 return view
             if not view.nbytes:
+                self.check_unchanged()
                 raise _cut(done, offset, size)
             scratch[done : done + view.nbytes] = view
             done += view.nbytes
             if done == size:
                 return scratch[:size]
+
+    def check_unchanged(self) -> None:
+        if self._check is not None:
+            self._check()
 
 
 class SeekableSource(Source):
@@ -144,13 +160,15 @@ class SeekableSource(Source):
 
     def __init__(self, file: Any, base: int, end: int) -> None:
         self._file = file
-        self._lock = PerProcess(threading.Lock)
+        self._lock = PerProcess(Lock)
         self._base = base
         self.size: int | None = end - base
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         view = scratch[:size]
-        with self._lock.get():
+        lock = self._lock.get()
+        lock.check_not_mine()
+        with lock:
             self._file.seek(self._base + offset)
             done = read_full(self._file, view)
         if done < size:
@@ -198,17 +216,36 @@ class PipeSource(Source):
             self._file.close()
 
 
+class RegularFile(NamedTuple):
+    """A regular file that is open for reading. Whatever takes its name meanwhile, this one is
+    read. It can be used wherever a path can."""
+
+    fd: int
+    status: os.stat_result
+    name: str
+
+    def __fspath__(self) -> str:
+        return self.name
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Return up to ``size`` bytes from ``offset``. Raises OSError."""
+        return os.pread(self.fd, size, offset)
+
+
 @contextlib.contextmanager
-def regular_file(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a regular file for reading; give its descriptor and its status. Raises OSError, also for
-    a folder, a pipe or a device."""
+def regular_file(path: str | os.PathLike[str]) -> Iterator[RegularFile]:
+    """Open a regular file for reading. One that is open already is returned. Raises OSError, also
+    for a folder, a pipe or a device."""
+    if isinstance(path, RegularFile):
+        yield path
+        return
     # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = _file_status(fd, path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", os.fsdecode(path))
-        yield fd, status
+        yield RegularFile(fd, status, os.fsdecode(path))
     finally:
         os.close(fd)
 
@@ -239,6 +276,8 @@ def read_full(file: Any, view: memoryview) -> int:
 def open_source(file: Any) -> tuple[Source, str | None]:
     """Return the source for a path or a file object, and its name for messages. Raises TypeError
     for anything else, a text file included; OSError when it cannot be opened."""
+    if isinstance(file, RegularFile):
+        return PathSource(os.dup(file.fd), file.status.st_size), file.name
     if isinstance(file, (str, bytes, os.PathLike)):
         return _open_path(file), os.fsdecode(file)
     if isinstance(file, io.TextIOBase):
@@ -248,7 +287,8 @@ def open_source(file: Any) -> tuple[Source, str | None]:
     if type(file) is io.BytesIO:
         return MemorySource(file), name
     if hasattr(file, "pread"):
-        return RangedSource(file.pread, getattr(file, "size", None)), name
+        check = getattr(file, "check_unchanged", None)
+        return RangedSource(file.pread, getattr(file, "size", None), check=check), name
     if not hasattr(file, "read"):
         raise TypeError(f"a path or a binary file object is needed, not {type(file).__name__}")
     found = extent(file)

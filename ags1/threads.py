@@ -6,16 +6,17 @@ that nobody knows of and that continues to write to the caller's memory. Here th
 shared state only by single calls of C code, and may repeat each of them.
 
 When the interpreter ends, it stops our threads for good. After that (in a ``__del__``), the caller
-does the work itself.
+does the work itself, and so it does if the system lets it start no thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from sys import is_finalizing
 from typing import Generic, TypeVar
 
@@ -73,6 +74,11 @@ class Job(Generic[_T]):
         self._over = True
         self._signal.release()
 
+    def raise_interrupt(self) -> None:
+        """Raise what ended the job if it was meant for the thread's owner, such as Ctrl-C."""
+        if self._error is not None and not isinstance(self._error, Exception):
+            raise self._error
+
     def cancel(self) -> bool:
         """Cancel the job if it has not begun. Return False if it has."""
         return self._owner.setdefault(None, _CALLER) == _CALLER
@@ -121,15 +127,28 @@ class Pool:
         return job
 
     def put(self, job: Job[_T]) -> None:
-        """Have a thread do ``job``. The caller waits for it."""
+        """Have a thread do ``job``. The caller waits for it. If the system lets the process start
+        no thread (``ulimit -u``, the limit of a container), the caller does it."""
         if is_finalizing():
             job.run()
             return
         self._queue.put(job)  # type: ignore[arg-type]
         if self._started < self._threads:
             # In this order, an interrupt can make one thread too many, but never one too few.
-            start_new_thread(_serve, (self._queue,))
-            self._started += 1
+            try:
+                start_new_thread(_serve, (self._queue,))
+            except RuntimeError:
+                self._work_here()
+            else:
+                self._started += 1
+
+    def _work_here(self) -> None:
+        """Do what waits in the queue, if there is no thread for it."""
+        if not self._started:
+            with contextlib.suppress(Empty):
+                while (job := self._queue.get_nowait()) is not None:
+                    job.run()
+                    job.raise_interrupt()
 
     def shutdown(self, *, wait: bool) -> None:
         """Cancel the jobs that have not begun, and let the threads end; ``wait``: wait for the jobs

@@ -20,7 +20,7 @@ import collections
 import contextlib
 import copy
 import io
-import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import layout
 from ._buffers import flat
 from ._gcm import BlockCipher
-from ._stream import FastWriter, WriteBatch
+from ._stream import FastWriter, WriteBatch, report
+from .atomic import AtomicFile
 from .errors import Ags1Error, KeyReuseError
 from .filelike import CHUNK_SIZE, Lock, Scratch, Stream, check_open
 from .geometry import check_unused, claim_key
@@ -77,6 +78,7 @@ class Writer(FastWriter, Stream):
         check_unused(km, reuse_key=reuse_key)
         core = WriterCore(file, km, block_size, threads, exclusive=exclusive, durable=durable)
         super().__init__(core)
+        core.writer = weakref.ref(self)
         _unclosed[id(core)] = core
         try:
             claim_key(km, reuse_key=reuse_key)
@@ -123,6 +125,7 @@ class WriterCore:
         exclusive: bool,
         durable: bool,
     ) -> None:
+        self.writer: Callable[[], Writer | None] = lambda: None
         self.mode = "xb" if exclusive else "wb"
         self.closed = False
         self.block_size = block_size
@@ -306,7 +309,7 @@ class WriterCore:
     def drop(self, writer: object) -> None:
         """Abort, because ``writer`` was dropped without ``close``."""
         try:
-            self._warn(writer)
+            self._report(writer)
         finally:
             self.abort()
 
@@ -316,15 +319,17 @@ class WriterCore:
         self._aborting = True
         if self._lock.acquire(timeout=EXIT_WAIT_SECONDS):
             try:
-                self._warn(self)
+                self._report(self.writer() or self)
             finally:
                 self._finish(discard=True)
                 self._lock.release()
 
-    def _warn(self, writer: object) -> None:
-        if not self.batch.forked:
-            message = f"unclosed {writer!r}: no file is left"
-            warnings.warn(message, ResourceWarning, stacklevel=3, source=writer)
+    def _report(self, writer: Any) -> None:
+        """Say what was lost, unless an earlier error has said it. A warning would be hidden: Python
+        does not show a ResourceWarning."""
+        if self._error is None and not self.batch.forked:
+            lost = "nothing was written" if isinstance(self._sink, AtomicFile) else "it is no file"
+            report(writer, Ags1Error(f"the writer was not closed: {lost}", file=writer.name))
 
     def __repr__(self) -> str:
         return f"<ags1 Writer name={self.name!r} mode={self.mode!r}>"

@@ -61,9 +61,19 @@ HTML = {"Content-Type": "text/html"}
 
 class Server:
     """Answers requests by ``answer``, which a subclass has. ``faults`` are given first, one a
-    request; a fault may also be a function of the request, None meaning the usual answer."""
+    request; a fault may also be a function of the request, None meaning the usual answer.
 
-    def __init__(self, *, tls: bool = True) -> None:
+    ``days`` is when the certificate is valid, from now, and ``host`` is whose it is. With
+    ``wants_certificate``, the server demands a certificate of the client."""
+
+    def __init__(
+        self,
+        *,
+        tls: bool = True,
+        days: tuple[int, int] = (-1, 2),
+        host: str = "127.0.0.1",
+        wants_certificate: bool = False,
+    ) -> None:
         self.requests: list[Request] = []
         self.faults: deque[Answer | Callable[[Request], Answer | None]] = deque()
         self._lock = threading.Lock()
@@ -72,10 +82,13 @@ class Server:
         self.certificate = os.path.join(self._folder.name, "certificate.pem")
         self._httpd = _Httpd(("127.0.0.1", 0), _handler_of(self))
         if tls:
-            key = os.path.join(self._folder.name, "key.pem")
-            _make_certificate(self.certificate, key)
+            self.key = os.path.join(self._folder.name, "key.pem")
+            _make_certificate(self.certificate, self.key, days, host)
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self.certificate, key)
+            context.load_cert_chain(self.certificate, self.key)
+            if wants_certificate:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(self.certificate)
             # The handshake is the handler thread's, not the accepting one's.
             self._httpd.socket = context.wrap_socket(
                 self._httpd.socket, server_side=True, do_handshake_on_connect=False
@@ -158,7 +171,9 @@ def _handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _make_certificate(certificate_path: str, key_path: str) -> None:
+def _make_certificate(
+    certificate_path: str, key_path: str, days: tuple[int, int], host: str
+) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ags1 test server")])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -168,10 +183,10 @@ def _make_certificate(certificate_path: str, key_path: str) -> None:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
+        .not_valid_before(now + datetime.timedelta(days=days[0]))
+        .not_valid_after(now + datetime.timedelta(days=days[1]))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False
         )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import traceback
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+from rich.pretty import pretty_repr
 
 from ags1 import KeyMetadata
 from ags1.keys.envelope import KeyEncryptionKey
@@ -81,3 +87,39 @@ def api(spark: Any) -> list[str]:
         json.loads(text)
         answers.append(text)
     return answers
+
+
+def variables_with(error: BaseException, keys: list[bytes]) -> list[str]:
+    """Return the variables with one of the keys in the frames of an exception and of those that it
+    names: what an error reporter shows of a variable, of what a closure holds, and of the
+    attributes of our objects. Compiled code has no variables to show."""
+    wanted = [text.decode("latin-1") for key in keys for text in spellings(key)[1:]]
+    found = []
+    for frame in _frames(error):
+        for name, value in frame.f_locals.items():
+            shown = "\n".join(_shown(value)).replace("\\'", "'")
+            if any(text.replace("\\'", "'") in shown for text in wanted):
+                code = frame.f_code
+                found.append(f"{code.co_filename}:{code.co_name}: {name}")
+    return found
+
+
+def _frames(error: BaseException | None) -> Iterator[FrameType]:
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if "/tests/" not in frame.f_code.co_filename:
+                yield frame
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _shown(value: object) -> Iterator[str]:
+    # rich shows the fields of data classes and what is in containers.
+    for show in (repr, pretty_repr):
+        with contextlib.suppress(Exception):
+            yield show(value)
+    for cell in getattr(value, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            yield repr(cell.cell_contents)
+    if type(value).__module__.startswith("ags1"):
+        for attribute in getattr(value, "__dict__", {}).values():
+            yield repr(attribute)

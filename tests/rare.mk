@@ -1,10 +1,14 @@
 # Targets of the Makefile that take long or need much. A workflow runs most of them each week.
-.PHONY: fuzz mutants corpus cluster engines histories connect bench-peers debug sanitize fips freethreaded aarch64
+.PHONY: fuzz forged mutants corpus cluster engines histories connect bench-peers debug sanitize fips freethreaded aarch64
 
 # Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
 fuzz: dev $(VENV)/.with-fuzz
 	PYTHON=$(BIN)/python tests/fuzz/build.sh
 	$(BIN)/python tests/fuzz/run.py $(FUZZ)
+
+# A million structures that no writer of Parquet makes, as we read them and as Arrow does.
+forged: native
+	AGS1_TEST_FORGED=$${AGS1_TEST_FORGED:-1000000} $(PYTEST) tests/iceberg/formats/test_parquet_ends.py
 
 # Faults put into the code one by one, each of which a test has to notice.
 mutants: dev

@@ -112,15 +112,28 @@ class TableMaker:
         """Write a data file (or, with ``content``, another) of rows in the table's schema."""
         schema = schema or self.schema
         table = _table(rows, schema)
+        entry = self.add_parquet_of(
+            table, encrypted, partition, spec_id, row_group_size=row_group_size
+        )
+        return entry | _metrics(table, schema) | content
+
+    def add_parquet_of(
+        self,
+        table: pa.Table,
+        encrypted: bool = True,
+        partition: Mapping[str, Any] | None = None,
+        spec_id: int = 0,
+        **options: Any,
+    ) -> Entry:
+        """Write a data file of these columns, as another writer would, with pyarrow's options."""
         km = self._new_key(encrypted)
         properties = km and create_encryption_properties(
             km.encryption_key, aad_prefix=km.aad_prefix, store_aad_prefix=False
         )
         out = io.BytesIO()
-        pq.write_table(table, out, row_group_size=row_group_size, encryption_properties=properties)
+        pq.write_table(table, out, encryption_properties=properties, **options)
         km = km and km.with_file_length(len(out.getvalue()))
-        entry = self._entry("parquet", out.getvalue(), km, table.num_rows, partition, spec_id)
-        return entry | _metrics(table, schema) | content
+        return self._entry("parquet", out.getvalue(), km, table.num_rows, partition, spec_id)
 
     def add_avro(
         self,

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from conftest import FIRST
+from conftest import FIRST, RunPython
 
 from ags1.iceberg import distributed
 
@@ -48,3 +48,20 @@ def test_the_tests_folders_are_those_of_the_packages() -> None:
 
 def test_the_files_that_come_first_are_there() -> None:
     assert all((TESTS / file).is_file() for file in FIRST)
+
+
+def test_a_public_name_is_loaded_when_it_is_used(run_python: RunPython) -> None:
+    run_python(
+        """
+import sys, ags1
+assert not [name for name in sys.modules if name.startswith("ags1.")]
+names = {name for name in dir(ags1) if not name.startswith("__")}
+assert names == {*ags1.__all__, "errors", "hazmat", "keys", "kms", "layout"}
+for name in names:
+    assert getattr(ags1, name) is getattr(ags1, name)
+assert names == {name for name in dir(ags1) if not name.startswith("__")}
+assert not hasattr(ags1, "nothing")
+from ags1 import *
+assert open is ags1.open
+"""
+    )

@@ -47,7 +47,7 @@ cdef class Shape:
     """What a value consists of, and what becomes of it.
 
     ``parts`` are the shapes inside. ``value`` is that of CONSTANT; the class of the records of
-    STRUCT; for FIXED, a function from its ``size`` bytes to a value, or None. ``members`` returns
+    STRUCT; for BYTES and FIXED, a function from the bytes to a value, or None: FIXED has ``size``. ``members`` returns
     what stands for a number or text: a member of an enumeration. In a STRUCT, ``places`` has for
     each part its place among the ``size`` values of the record, or -1 for a part that is skipped.
     If ``lazy`` has places, the records are files: they have an ``EncodedFile``, the values at these
@@ -344,9 +344,10 @@ cdef class _Records(CheckedDecoder):
         elif kind == STRING:
             size = self.number()
             found = PyUnicode_DecodeUTF8(<const char *>self.take(size), size, NULL)
-        elif kind == BYTES:
-            size = self.number()
-            return PyBytes_FromStringAndSize(<const char *>self.take(size), size)
+        elif kind == BYTES or kind == FIXED:
+            size = self.number() if kind == BYTES else shape.size
+            data = PyBytes_FromStringAndSize(<const char *>self.take(size), size)
+            return data if shape.value is None else shape.value(data)
         elif kind == STRUCT:
             return self.record(shape)
         elif kind == PAIRS:
@@ -355,9 +356,6 @@ cdef class _Records(CheckedDecoder):
             return self.list_of(<Shape>shape.parts[0])
         elif kind == BOOLEAN:
             return self.take(1)[0] != 0
-        elif kind == FIXED:
-            data = PyBytes_FromStringAndSize(<const char *>self.take(shape.size), shape.size)
-            return data if shape.value is None else shape.value(data)
         elif kind == FLOAT:
             memcpy(&single, self.take(4), 4)
             return single

@@ -24,6 +24,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 
 from ..errors import Ags1Error, FormatError, TruncatedError
+from ..filelike import Lock
 from .container import MAX_BLOCK_SIZE, Container, Pread, parse_schema
 from .projection import Projection
 
@@ -233,10 +234,11 @@ def _pread_of(source: SeekableReader) -> Pread:
     pread: Pread | None = getattr(source, "pread", None)
     if pread is not None:
         return pread
-    lock = threading.Lock()
+    lock = Lock()
 
     def seek_and_read(offset: int, size: int) -> bytes:
         parts = []
+        lock.check_not_mine()
         with lock:
             source.seek(offset)
             while size:

@@ -316,7 +316,7 @@ class _Compiler:
     def _missing(self, field: types.NestedField, arrow: pa.DataType, path: str) -> _Constant:
         value = self._missing_values.get(field.field_id)
         if value is None:
-            value = field.initial_default
+            value = default_of(field, "initial_default")
         name = f"{path}.{field.name}" if path else field.name
         if value is None:
             if field.required:
@@ -440,6 +440,15 @@ def _field_id(field: dict[str, Any], mapping: _Mapping, path: str) -> tuple[int 
     if field_id is not None and type(field_id) is not int:
         raise FormatError(f"{path}: its field id is not a number")
     return field_id, None
+
+
+def default_of(field: types.NestedField, name: str) -> Any:
+    """Return a field's ``initial_default`` or ``write_default``. That of a struct is made of those
+    of its fields (specification, "Default values")."""
+    value = getattr(field, name)
+    if value is not None and isinstance(field.field_type, types.StructType):
+        return {inner.name: default_of(inner, name) for inner in field.field_type.fields}
+    return value
 
 
 def _mismatch(path: str, kind: object, wanted: types.IcebergType) -> FormatError:

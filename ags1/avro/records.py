@@ -135,6 +135,7 @@ def _record(kind: types.StructType) -> _Encode:
             except _BadValueError:
                 raise
             except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
+                encoded.clear()  # they may have a key, and error reporters print variables
                 raise _BadValueError(f"{field_name} has an impossible value") from None
         return b"".join(encoded)
 

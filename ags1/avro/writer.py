@@ -105,7 +105,13 @@ def _records(struct: types.StructType, batch: pa.RecordBatch) -> list[dict[str, 
     try:
         records: list[dict[str, Any]] = rows.to_pylist(maps_as_pydicts="strict")
     except (KeyError, ValueError):
-        raise ValueError("a map has the same key twice") from None
+        if len(columns) > 1:
+            # Find the column.
+            for i, field in enumerate(struct.fields):
+                _records(types.StructType(field), batch.select([i]))
+        raise ValueError(
+            f"column {struct.fields[0].name!r}: a map has the same key twice"
+        ) from None
     return records
 
 

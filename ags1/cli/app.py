@@ -17,12 +17,14 @@ from . import console
 from .exits import (
     EXIT_STATUS,
     EXPECTED,
+    NO_THREADS,
     DeclinedError,
     Exit,
     Group,
     ReaderGoneError,
     Terminated,
     describe,
+    is_thread_limit,
     one_line,
 )
 from .files.commands import COMMANDS
@@ -100,6 +102,9 @@ class App(Group):
             console.print_error(failure.message)
             return failure.exit_code
         except Exception as error:
+            if is_thread_limit(error):
+                console.print_error(NO_THREADS)
+                return Exit.IO
             if os.environ.get("AGS1_DEBUG"):
                 import traceback  # imported late: help has to be quick
 

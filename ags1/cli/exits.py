@@ -122,6 +122,11 @@ class Terminated(KeyboardInterrupt):
 # What the work on a file may raise; anything else is a bug in ags1.
 EXPECTED = (Ags1Error, OSError, MemoryError)
 
+NO_THREADS = (
+    "the system lets this process start no thread: raise the limit of processes (ulimit -u, or "
+    "pids of the container)"
+)
+
 # The options of the library's parameters, where they do not have the same name.
 _OPTIONS = {
     "prefix_mismatch_mode": "--prefix-mismatch",
@@ -176,6 +181,11 @@ _CODES = (
     (errors.KmsError, Exit.KEYS),
     (errors.MissingFileLengthError, Exit.KEYS),
 )
+
+
+def is_thread_limit(error: BaseException) -> bool:
+    """Whether Python could not start a thread. It has no exception of its own for that."""
+    return type(error) is RuntimeError and "can't start new thread" in str(error)
 
 
 def with_option(message: str, error: BaseException) -> str:

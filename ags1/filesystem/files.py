@@ -10,7 +10,7 @@ from ..writer import Writer
 from .storage import FILE_SUFFIX
 
 if TYPE_CHECKING:
-    from .storage import Staged
+    from ..atomic import StagedFile
 
 
 class _OfFileSystem:
@@ -57,11 +57,11 @@ class EncryptedOutput(_OfFileSystem, Writer):
     __slots__ = ("_autocommit", "_overwrite", "_staged", "fs", "stored")
 
     def __init__(
-        self, fs: Any, stored: str, staged: Staged, *, overwrite: bool, autocommit: bool
+        self, fs: Any, stored: str, staged: StagedFile, *, overwrite: bool, autocommit: bool
     ) -> None:
         self.fs = fs
         self.stored = stored
-        self._staged: Staged | None = staged
+        self._staged: StagedFile | None = staged
         self._overwrite = overwrite
         self._autocommit = autocommit
         super().__init__(

@@ -15,15 +15,15 @@ import errno
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from fsspec.asyn import sync
 
-from ..atomic import AtomicFile
+from ..atomic import StagedFile
 from ..errors import KeyMetadataError
 from ..keys.pairs import (
     PresentSidecar,
@@ -33,8 +33,14 @@ from ..keys.pairs import (
     remove_pair,
     with_keys_of,
 )
-from ..keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_beside, sidecar_path
-from ..process import PerProcess
+from ..keys.sidecar import (
+    MAX_SIDECAR_SIZE,
+    START_SIZE,
+    SUFFIX,
+    Sidecar,
+    sidecar_beside,
+    sidecar_path,
+)
 from ..source import regular_file
 
 # What names of encrypted files end in.
@@ -46,31 +52,27 @@ _AT_ONCE = (1 << 20) + (1 << 12)
 _COPIED_AT_ONCE = 1 << 20
 
 
-class Staged(AtomicFile):
-    """Encrypted bytes on their way to a name. ``commit`` leaves them at ``temporary``, because the
-    sidecar comes before the file. ``discard`` removes them."""
+class Opened(Protocol):
+    """What ``ags1.open`` reads: any number of ranges at once."""
 
-    def _publish(self) -> None:
-        self._finish(self.temporary)
+    def pread(self, offset: int, size: int) -> bytes:
+        """Return a range of the encrypted file."""
 
 
 class Storage(Protocol):
     """Encrypted files by their stored names, and their sidecars."""
 
-    def source(self, path: str, size: int) -> Any:
-        """Return what ``ags1.open`` reads: any number of ranges at once."""
-
-    def version(self, path: str) -> object:
-        """Return what tells an opened file from one that replaces it; None if each range is asked
-        for by name, so that no file stays open. Raises OSError."""
+    def opened(self, path: str, listed_size: int) -> AbstractContextManager[Opened]:
+        """Open a file. ``listed_size`` (bytes) may be wrong: file systems keep their listings, and
+        another process may have replaced the file since. Raises OSError."""
 
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         """Return the first bytes of files, or why they cannot be read. A smaller file is whole."""
 
-    def stage(self, path: str) -> Staged:
+    def stage(self, path: str) -> StagedFile:
         """Return a place for the bytes of a new file."""
 
-    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+    def publish(self, staged: StagedFile, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         """Give staged bytes and their sidecar their names. Raises FileExistsError, OSError."""
 
     def is_same(self, source: str, target: str) -> bool:
@@ -112,22 +114,18 @@ class Local:
     def __init__(self, *, makes_folders: bool) -> None:
         self._makes_folders = makes_folders
 
-    def source(self, path: str, size: int) -> str:
-        return path
-
-    def version(self, path: str) -> object:
-        status = os.stat(path)
-        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    def opened(self, path: str, listed_size: int) -> AbstractContextManager[Opened]:
+        return regular_file(path)
 
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         return [_attempt(_read_local_start, path, size) for path, size in wanted]
 
-    def stage(self, path: str) -> Staged:
+    def stage(self, path: str) -> StagedFile:
         if self._makes_folders:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        return Staged(path, overwrite=True)
+        return StagedFile(path, overwrite=True)
 
-    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+    def publish(self, staged: StagedFile, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         target, name = os.path.realpath(path), sidecar_beside(path)
         if overwrite:
             check_link(path, name)
@@ -166,22 +164,32 @@ class Local:
 
 
 class _Ranges:
-    """A file of fsspec by ranges. Any number of threads may call ``pread``."""
+    """A file of fsspec by ranges. Any number of threads may call ``pread``. It is opened by one
+    request, which reads a small file whole, and of others the bytes that name the content."""
 
-    def __init__(self, fs: Any, name: str, size: int) -> None:
+    def __init__(self, fs: Any, name: str, listed_size: int) -> None:
         self._fs = fs
         self.name = name
-        self.size = size
-        self._lock = PerProcess(threading.Lock)
-        self._all: bytes | None = None
+        self.size = listed_size
+        wanted = _AT_ONCE if 0 < listed_size <= _AT_ONCE else START_SIZE
+        self._start = self._get(0, min(wanted, listed_size) and wanted)
+        self._is_whole = len(self._start) < wanted
+        if self._is_whole:
+            self.size = len(self._start)
+        elif listed_size <= _AT_ONCE:
+            # The listing is old.
+            fs.invalidate_cache(fs._parent(name))
+            self.size = fs.info(name)["size"]
 
     def pread(self, offset: int, size: int) -> bytes:
-        if self.size > _AT_ONCE:
-            return self._get(offset, size)
-        with self._lock.get():
-            if self._all is None:
-                self._all = self._get(0, self.size)
-        return self._all[offset : offset + size]
+        if self._is_whole or offset + size <= len(self._start):
+            return self._start[offset : offset + size]
+        return self._get(offset, size)
+
+    def check_unchanged(self) -> None:
+        if not self._is_whole and self._get(0, START_SIZE) != self._start[:START_SIZE]:
+            message = "another process replaced the file while it was open: open it again"
+            raise OSError(errno.ESTALE, message, self.name)
 
     def _get(self, offset: int, size: int) -> bytes:
         data: bytes = self._fs.cat_file(self.name, start=offset, end=offset + size)
@@ -194,11 +202,8 @@ class Remote:
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
-    def source(self, path: str, size: int) -> _Ranges:
-        return _Ranges(self._fs, path, size)
-
-    def version(self, path: str) -> object:
-        return None
+    def opened(self, path: str, listed_size: int) -> AbstractContextManager[Opened]:
+        return contextlib.nullcontext(_Ranges(self._fs, path, listed_size))
 
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         if not wanted:
@@ -208,12 +213,12 @@ class Remote:
         starts = self._fs.cat_ranges(paths, [0] * len(paths), ends, on_error="return")
         return starts
 
-    def stage(self, path: str) -> Staged:
+    def stage(self, path: str) -> StagedFile:
         # The disk of this machine has nothing but ciphertext.
         target = os.path.join(tempfile.gettempdir(), f"ags1-{os.urandom(8).hex()}")
-        return Staged(target, durable=False, mode=0o600)
+        return StagedFile(target, durable=False, mode=0o600)
 
-    def publish(self, staged: Staged, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+    def publish(self, staged: StagedFile, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
         put = partial(self._put, staged.temporary, path, overwrite=overwrite)
         self._publish(put, path, sidecar, overwrite=overwrite)
 
@@ -316,8 +321,8 @@ class Obstore(Remote):
     """Files of obstore's adapter for fsspec. It raises the error of one range instead of returning
     it beside the others, it has exceptions of its own, and it ignores that a file must be new."""
 
-    def source(self, path: str, size: int) -> _Ranges:
-        return _ObstoreRanges(self._fs, path, size)
+    def opened(self, path: str, listed_size: int) -> AbstractContextManager[Opened]:
+        return contextlib.nullcontext(_ObstoreRanges(self._fs, path, listed_size))
 
     def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
         starts: list[bytes | Exception] = sync(self._fs.loop, self._starts, wanted)
@@ -392,7 +397,7 @@ def _os_error(error: Exception, path: str) -> OSError:
 def _read_local_start(path: str, size: int) -> bytes:
     if path.endswith(SUFFIX):
         path = sidecar_beside(path.removesuffix(SUFFIX))
-    with regular_file(path) as (fd, _), open(fd, "rb", closefd=False) as file:
+    with regular_file(path) as (fd, *_), open(fd, "rb", closefd=False) as file:
         return file.read(size)
 
 

@@ -34,10 +34,11 @@ from ..errors import (
     AuthenticationError,
     FormatError,
     KeyMetadataError,
+    NoKeyError,
     TruncatedError,
 )
 from ..key_metadata import KeyMetadata
-from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
+from ..keys.sidecar import MAX_SIDECAR_SIZE, MOST_TRIES, START_SIZE, Sidecar, sidecar_path
 from ..sink import FileSink
 from ..stream import TextReader, TextWriter
 from ..threads import thread_count
@@ -53,11 +54,9 @@ from .storage import (
     parse_sidecar,
     stored_path,
 )
-from .transfers import ManyFiles
+from .transfers import ManyFiles, T
 
 Info = dict[str, Any]
-# How often a file is opened again because another process replaced it meanwhile.
-_MOST_TRIES = 10
 # Bytes that are decrypted at a time when a whole file is.
 _CHUNK = 8 << 20
 
@@ -196,7 +195,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     def publish(self, staged: Any, path: str, km: KeyMetadata, *, overwrite: bool) -> None:
         """Give staged bytes their name ``path`` and a sidecar with their key. Called by the files
         that ``open`` returns."""
-        sidecar = self._keys.keychain(sealing=True).seal(km)
+        sidecar = self._keys.keychain(sealing=True).seal(km, staged.temporary)
         self._storage.publish(staged, path, sidecar, overwrite=overwrite)
         self.invalidate_cache(self._parent(path))
 
@@ -216,8 +215,12 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                 km = None if self._key_for is None else self._key_for(path)
                 if km is None:
                     assert keychain is not None
-                    source = self._storage.source(path, info["size"])
-                    km = keychain.key_of(known[path] or parse_sidecar(sidecar, path), source)
+                    keys = known[path] or parse_sidecar(sidecar, path)
+                    if len(keys.file_keys) == 1:
+                        km = keychain.key_of(keys)
+                    else:
+                        with self._storage.opened(path, info["size"]) as source:
+                            km = keychain.key_of(keys, source)
                 if km.file_length is None or isinstance(header, Exception):
                     return None
                 return layout.plaintext_size(km.file_length, layout.parse_header(header))
@@ -388,44 +391,37 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         return EncryptedOutput(self, path, staged, overwrite=overwrite, autocommit=autocommit)
 
     def _open_input(self, path: str) -> EncryptedInput:
-        source = self._source(path)
-        if self._key_for is not None and (km := self._key_for(path)) is not None:
-            return self._opened(path, source, km)
-        version, sidecar, tries = self._storage.version(path), self._sidecar_of(path), 0
-        while True:
-            tries += 1
-            file, failure = self._fitting(path, source, sidecar)
-            # A sidecar has a file's key for as long as the file has its name. So it has the key of
-            # a file that had its name before the sidecar was read and after the file was opened.
-            after, now = self._storage.version(path), sidecar
-            if failure is not None or after != version:
-                now = self._sidecar_of(path)
-            # With several keys, another process is just now replacing the file, or was killed then.
-            is_settled = now == sidecar and (file is not None or len(sidecar.file_keys) == 1)
-            if file is not None and (is_settled or tries == _MOST_TRIES):
-                return file
-            if failure is not None and (is_settled or tries == _MOST_TRIES):
-                raise failure
-            if file is not None:
-                file.close()
-            version, sidecar, source = after, now, self._source(path)
+        seen: object = None
+        for tries in range(MOST_TRIES):
+            sidecar = None
+            with self._storage.opened(path, self._listed_size(path)) as source:
+                try:
+                    if self._key_for is not None and (km := self._key_for(path)) is not None:
+                        return self._opened(path, source, km)
+                    # A sidecar has a file's key for as long as the file has its name.
+                    sidecar = self._sidecar_of(path)
+                    return self._fitting(path, source, sidecar)
+                except (NoKeyError, AuthenticationError, FormatError, TruncatedError):
+                    # Another process may have replaced both just now, or the listing is old.
+                    looked_at = source.pread(0, START_SIZE), sidecar
+                    if looked_at == seen or tries == MOST_TRIES - 1:
+                        raise
+                    seen = looked_at
+                    self.fs.invalidate_cache(self.fs._parent(path))
+        raise AssertionError
 
-    def _fitting(
-        self, path: str, source: Any, sidecar: Sidecar
-    ) -> tuple[EncryptedInput | None, Ags1Error | None]:
-        """Open a file; return it, or why the sidecar does not fit it. Raises KeyMetadataError,
-        KmsError and OSError."""
-        km = self._km(path, sidecar, source)
+    def _fitting(self, path: str, source: Any, sidecar: Sidecar) -> EncryptedInput:
+        file = self._opened(path, source, self._km(path, sidecar, source))
         try:
-            file = self._opened(path, source, km)
             if len(sidecar.file_keys) > 1:
-                # It may not be the file any more for which the key was chosen.
+                # Keys of earlier releases do not say whose they are.
                 file.pread(0, 1)
-        except (AuthenticationError, FormatError, TruncatedError) as error:
-            return None, error
-        return file, None
+        except BaseException:
+            file.close()
+            raise
+        return file
 
-    def _source(self, path: str) -> Any:
+    def _listed_size(self, path: str) -> int:
         try:
             info = self.fs.info(path)
         except FileNotFoundError:
@@ -434,7 +430,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             raise
         if not _is_file(info):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        return self._storage.source(path, info["size"])
+        return int(info["size"] or 0)
 
     def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput:
         file = EncryptedInput(source, km, threads=self.threads)
@@ -444,9 +440,12 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
-        with self.open(path, "rb", **kwargs) as file:
-            begin, stop, _ = slice(start, end).indices(file.size)
-            return file.pread(begin, max(0, stop - begin))  # type: ignore[no-any-return]
+        def read() -> bytes:
+            with self.open(path, "rb", **kwargs) as file:
+                begin, stop, _ = slice(start, end).indices(file.size)
+                return file.pread(begin, max(0, stop - begin))  # type: ignore[no-any-return]
+
+        return _unless_replaced(read)
 
     def cat_ranges(
         self,
@@ -471,11 +470,15 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
         def read(path: str) -> None:
             found: list[Any]
-            try:
+
+            def ranges() -> list[Any]:
                 with self.open(path, "rb", **kwargs) as file:
                     slices = [slice(starts[n], ends[n]) for n in numbers[path]]
-                    ranges = [one.indices(file.size)[:2] for one in slices]
-                    found = file.readv([(begin, max(0, end - begin)) for begin, end in ranges])
+                    bounds = [one.indices(file.size)[:2] for one in slices]
+                    return file.readv([(begin, max(0, end - begin)) for begin, end in bounds])  # type: ignore[no-any-return]
+
+            try:
+                found = _unless_replaced(ranges)
             except Exception as error:
                 if on_error != "return":
                     raise
@@ -652,6 +655,18 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                 f"a file system with key_for cannot be {done}, because the function may hold keys: "
                 "put sidecars beside the files"
             )
+
+
+def _unless_replaced(read: Callable[[], T]) -> T:
+    """Return what ``read`` returns. If another process replaces the object that it reads, it begins
+    again. Raises OSError, what ``read`` raises."""
+    for _ in range(MOST_TRIES - 1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return read()
 
 
 def _names(listing: list[Info]) -> list[str]:

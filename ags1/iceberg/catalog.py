@@ -38,14 +38,14 @@ from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ..keys.cache import KekCache
 from ..keys.envelope import KeyEncryptionKey
-from ..keys.manager import DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
+from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import from_properties, names_kms
 from .commit.base import Base, file_base
 from .commit.commits import Commits, NewLocation
 from .commit.connections import connection_to
-from .commit.new_table import check_encryption, new_table_updates
+from .commit.new_table import new_table_updates
 from .commit.outcome import after_commit
 from .commit.session import open_version
 from .commit.updates import apply_updates
@@ -58,6 +58,7 @@ from .pyiceberg.guard import guard_catalog
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import transaction_table
 from .read.metadata import is_plaintext_with_key_id, not_encrypted, table_key_id
+from .spec.properties import check_encryption, is_like_encryption, refuse_misspelt
 from .spec.shape import check_evolution
 from .storage.output import TableOutput
 from .storage.trust import Trust
@@ -117,7 +118,7 @@ def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
     """Return ``key_ids`` and ``require_encrypted`` as configured. Raises KmsConfigurationError."""
     for name in configured:
         if (
-            name.startswith("encryption.")
+            is_like_encryption(name)
             and not name.startswith("encryption.kms")
             and name not in (TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED)
         ):
@@ -357,7 +358,7 @@ class EncryptedCatalog(DelegatingCatalog):
         table contradict the catalog's."""
         if properties.get(TABLE_KEY_ID):
             return True
-        misspelt = [name for name in properties if name.startswith("encryption.")]
+        misspelt = list(filter(is_like_encryption, properties))
         if misspelt:
             raise ValueError(
                 f"the table would not be encrypted: it has the property {misspelt[0]!r} and no "
@@ -403,7 +404,8 @@ class EncryptedCatalog(DelegatingCatalog):
                 "add it there, or use one of them"
             )
         kms = kms_client(self.kms, key_id)
-        key_size = check_encryption(properties)
+        check_encryption(properties)
+        key_size = int(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
         commits = self.commits()
         # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
         KeyEncryptionKey.generate(kms, key_id, key_size=key_size, timestamp_ms=now_ms())
@@ -457,6 +459,7 @@ class EncryptedCatalog(DelegatingCatalog):
         if by_server is not None:
             return self._opened(by_server)
         base = file_base(self.inner, name, metadata_location, Trust())
+        refuse_misspelt(base.metadata.get("properties") or ())
         is_encrypted = table_key_id(base.metadata, base.trust, metadata_location) is not None
         if is_encrypted and not overwrite and self.connection.keeps_location:
             # Keep in the catalog what Java keeps in Hive's for an encrypted table (such as its
@@ -504,11 +507,12 @@ class EncryptedCatalog(DelegatingCatalog):
                     schemas = (*table.metadata.schemas, table.schema())
                     before = [schema.model_dump(mode="json") for schema in schemas]
                     check_evolution(update.schema_.model_dump(mode="json"), before)
-                if isinstance(update, SetPropertiesUpdate) and TABLE_KEY_ID in update.updates:
-                    raise ValueError(
-                        f"{TABLE_KEY_ID!r} does not encrypt a table that exists: use "
-                        f"catalog.migrate_table({'.'.join(table.name())!r}, key_id)"
-                    )
+                if isinstance(update, SetPropertiesUpdate):
+                    for name in filter(is_like_encryption, update.updates):
+                        raise ValueError(
+                            f"{name!r} does not encrypt a table that exists: use "
+                            f"catalog.migrate_table({'.'.join(table.name())!r}, key_id)"
+                        )
             return self.inner.commit_table(table, requirements, updates)
         table.commit_built(updates, requirements)
         return CommitTableResponse.model_validate(
@@ -519,7 +523,7 @@ class EncryptedCatalog(DelegatingCatalog):
         """Drop a table and delete its files. Files that its metadata does not reach stay, for
         example those of failed commits, and so do files outside its folders. Raises
         ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
-        both cases nothing is dropped."""
+        both cases nothing is dropped. Raises OSError if the catalog fails, or if files are left."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
@@ -527,14 +531,24 @@ class EncryptedCatalog(DelegatingCatalog):
         folders = table.folders
         files = expire_all(table.view().metadata).find_files(table.files, folders)
         output = table.output()
-        self.drop_table(identifier)
+        location = table.location()
+        try:
+            self.drop_table(identifier)
+        except NoSuchTableError:
+            raise
+        except Exception as error:
+            raise OSError(
+                f"the catalog did not say that the table was dropped ({type(error).__name__}), so "
+                f"its files are left in {location}: purge it again. If the catalog does not have "
+                "it any more, delete them by hand"
+            ) from error
         failed = files.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
         output.discard([*folders.versions(logged), table.metadata_location])
         if failed:
             raise OSError(
-                f"the table is dropped, but {len(failed)} of its files could not be deleted, "
-                f"such as {failed[0]}: delete them by hand"
+                f"the table is dropped, but {len(failed)} of its files in {location} could not be "
+                f"deleted, such as {failed[0]}: delete them by hand"
             )
 
     def migrate_table(
@@ -584,8 +598,7 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def drop_table(self, identifier: str | Identifier) -> None:
         """Drop a table from the catalog. Its files stay."""
-        self.inner.drop_table(identifier)
-        self.connection.forget(identifier)
+        self.connection.drop(identifier)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
         """Return whether the catalog has the table, even if its metadata is refused."""

@@ -19,6 +19,7 @@ from .commit.updates import apply_updates
 from .spec.column_types import check_sources
 from .spec.constants import MAIN_BRANCH
 from .spec.requirements import check_requirements
+from .spec.shape import following_properties
 from .spec.table_keys import KeyChange, prune, prunes_on_commit, unmoved_refs
 from .storage.output import TableOutput
 from .storage.table_files import ManifestCache
@@ -64,7 +65,14 @@ class MetadataStep(Step):
         for update in self._updates:
             of_update = update.get("spec") or update.get("sort-order") or {}
             check_sources(of_update.get("fields", ()), view.schema)
-        return self._updates, self._requirements
+        return [*self._updates, *self._following(view)], self._requirements
+
+    def _following(self, view: TableView) -> list[Update]:
+        """Return the updates of properties that belong to columns, if the schema changes."""
+        if not any(update["action"] == "set-current-schema" for update in self._updates):
+            return []
+        after = TableView(apply_updates(view.metadata, self._updates, now_ms=now_ms()), view.files)
+        return following_properties(after.properties, view.schema_json(), after.schema_json())
 
 
 class KeyStep(Step):
@@ -114,9 +122,9 @@ class SnapshotStep(Step):
 
     def check(self, committed: TableView) -> None:
         view = committed.at(self._branch)
-        if self._first is None:
+        if self._change is None or self._first is None:
             self._first = view
-        elif self._change is not None:
+        else:
             check_unchanged(self._change.read, self._first.snapshot, view)
 
     def stage(self, view: TableView) -> Staged:

@@ -15,6 +15,7 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import load_file_io
 from pyiceberg.manifest import ManifestEntry
+from pyiceberg.schema import Schema
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableRequirement, TableUpdate
@@ -35,6 +36,7 @@ from .operations.expire_snapshots import EncryptedMaintenance, expire_snapshots
 from .operations.orphans import remove_orphan_files
 from .operations.rekey import rekey
 from .operations.rotation import prune_keys, rewrap_keys, rotate_keys
+from .pyiceberg.arrow import TableSchema
 from .pyiceberg.defaults import ExactUpdateSchema
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
@@ -157,6 +159,14 @@ class EncryptedTable(TableSession):
         the table has no catalog that keeps keys."""
         return EncryptedTransaction(self)
 
+    def schema(self) -> Schema:
+        """Return the table's schema."""
+        return TableSchema.of(super().schema())
+
+    def schemas(self) -> dict[int, Schema]:
+        """Return the table's schemas by their IDs."""
+        return {number: TableSchema.of(schema) for number, schema in super().schemas().items()}
+
     def scan(
         self,
         row_filter: str | BooleanExpression = ALWAYS_TRUE,
@@ -276,7 +286,10 @@ class EncryptedTable(TableSession):
         import polars as pl  # an optional dependency
 
         release = tuple(map(int, pl.__version__.split(".")[:2]))
-        return pl.scan_iceberg(self, use_pyiceberg_filter=release >= (2, 1))
+        # If there is no file to read, Polars reads by itself, and refuses variants.
+        return pl.scan_iceberg(
+            self, reader_override="pyiceberg", use_pyiceberg_filter=release >= (2, 1)
+        )
 
     def to_daft(self) -> NoReturn:
         """Raise NotImplementedError: Daft opens the files without keys."""

@@ -169,12 +169,7 @@ class EncryptedTransaction(BuiltTransaction):
     def stage_step(self, step: Step) -> None:
         """Apply a step. Raises what the step raises; after that the transaction is unusable."""
         self._check_usable()
-        self._catch_up()
-        try:
-            self._attempt.apply([step])
-        except BaseException:
-            self._give_up()
-            raise
+        self._catch_up(step)
         self._steps.append(step)
 
     # -- rows
@@ -329,12 +324,15 @@ class EncryptedTransaction(BuiltTransaction):
         mapping = name_mapping_update(self._attempt.view)
         if mapping:
             self.stage_updates(mapping)
-        files = plain_file_records(
-            self._attempt.view,
-            self._table.files.inner,
-            file_paths,
-            check_duplicates=check_duplicate_files,
-        )
+
+        def records() -> list[ContentFile]:
+            self._catch_up()
+            files, checks = self._table.files.inner, check_duplicate_files
+            return plain_file_records(
+                self._attempt.view, files, file_paths, check_duplicates=checks
+            )
+
+        files = self._table.or_newer(records)
         change = FileChange(added=files)
         self._snapshot(lambda _: change, snapshot_properties, branch, always=True)
 
@@ -471,7 +469,7 @@ class EncryptedTransaction(BuiltTransaction):
         if not self._attempt.updates:
             # Steps that found nothing to change have read the table, and that can conflict too.
             self._table.refresh()
-            self._apply_again()
+            self._table.or_newer(self._apply_again)
         while self._attempt.updates:
             try:
                 self._may_be_committed = True
@@ -487,22 +485,27 @@ class EncryptedTransaction(BuiltTransaction):
                 # The commit was made, although it was reported as failed.
                 self.output.keep()
                 return
-            self._apply_again()
+            self._table.or_newer(self._apply_again)
 
-    def _apply_again(self) -> None:
+    def _apply_again(self, *more: Step) -> None:
         self._attempt = Attempt(self._table, self._manifest_cache)
-        self._attempt.apply(self._steps)
+        self._attempt.apply([*self._steps, *more])
 
-    def _catch_up(self) -> None:
-        """If the table was refreshed or committed to, apply the steps to its new version. Raises
-        what the steps raise; after that the transaction is unusable."""
-        base = self._table.version.base
-        before = self._attempt.base
-        if base.metadata is before.metadata or base.metadata == before.metadata:
-            self._attempt.base = base
-            return
+    def _catch_up(self, *more: Step) -> None:
+        """Apply more steps. If the table was refreshed or committed to, or a file of its version is
+        gone, apply all steps to the new version. Raises what the steps raise; after that the
+        transaction is unusable."""
+
+        def apply() -> None:
+            base, before = self._table.version.base, self._attempt.base
+            if base.metadata is before.metadata or base.metadata == before.metadata:
+                self._attempt.base = base
+                self._attempt.apply(more)
+            else:
+                self._apply_again(*more)
+
         try:
-            self._apply_again()
+            self._table.or_newer(apply)
         except BaseException:
             self._give_up()
             raise
@@ -564,7 +567,7 @@ def _with_unknown(update: Update, view: TableView) -> Update:
     with the defaults that it changes."""
     metadata = view.metadata
     if update["action"] == "add-schema":
-        before = view.schema_json(metadata["current-schema-id"])
+        before = view.schema_json()
         schema = with_unknown_fields(update["schema"], before)
         update["schema"] = with_float_defaults(schema, before)
     elif update["action"] == "add-spec":

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from ..filelike import Lock
 from ..kms.client import KmsClient
 from ..process import OncePerProcess
 from .envelope import EncryptedKey, KeyEncryptionKey
@@ -40,7 +41,7 @@ class _Flight:
     __slots__ = ("ended", "error", "kek", "lock")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.ended = threading.Event()
         self.kek: KeyEncryptionKey | None = None
         self.error: Exception | None = None
@@ -50,7 +51,7 @@ class _Contents:
     __slots__ = ("first_end", "flights", "keks", "lock")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.first_end = math.inf
         self.keks: OrderedDict[_Wanted, tuple[KeyEncryptionKey, float]] = OrderedDict()
         self.flights: dict[_Wanted, _Flight] = {}
@@ -89,6 +90,7 @@ class KekCache:
                 contents.flights.pop(wanted, None)
                 continue
             # If anything ends a call, even Ctrl-C, the lock is released and the next thread calls.
+            flight.lock.check_not_mine()
             with flight.lock:
                 if not flight.ended.is_set():
                     return self._call(contents, wanted, flight, entry, master_key_id)

@@ -20,6 +20,7 @@ from typing import Any
 
 from .._buffers import wipe
 from .._gcm import process_number, random_bytes
+from .._key_metadata import EncodedKeyMetadata
 from .._messages import open as open_sealed
 from .._messages import seal
 from ..errors import (
@@ -212,7 +213,7 @@ class KeyEncryptionKey(Secret):
         """Return the key metadata that ``entry`` holds. Raises AuthenticationError."""
         aad = self._additional_data(purpose)
         try:
-            data = open_sealed(self._key, entry.encrypted_key_metadata, aad)
+            data = EncodedKeyMetadata(open_sealed(self._key, entry.encrypted_key_metadata, aad))
         except (AuthenticationError, ValueError):
             raise AuthenticationError(
                 f"the wrapped key metadata {entry.key_id!r} does not verify: "

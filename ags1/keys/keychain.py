@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from .. import layout
 from ..errors import (
     Ags1Error,
     AuthenticationError,
@@ -17,14 +19,17 @@ from ..errors import (
     KmsConfigurationError,
     KmsError,
     KmsUnavailableError,
+    NoKeyError,
+    TruncatedError,
 )
 from ..key_metadata import KeyMetadata
 from ..kms.client import KmsClient, accepts_foreign_keys
 from ..process import OncePerProcess
+from ..source import open_source
 from ..stream import open as open_stream
 from .cache import KekCache
 from .envelope import EncryptedKey, KeyEncryptionKey, new_key_id
-from .sidecar import COPY_OF, Sidecar, read_sidecar
+from .sidecar import COPY_OF, START_SIZE, Sidecar, first_nonce, read_sidecar
 
 FILE_KEY_SIZE = 32
 
@@ -66,11 +71,13 @@ class Keychain:
         work, to learn at once if the KMS cannot be used. Raises KmsError."""
         self._new_kek.get()
 
-    def seal(self, key_metadata: KeyMetadata) -> Sidecar:
-        """Return a sidecar that holds ``key_metadata``. Raises KmsError."""
-        return Sidecar.seal(key_metadata, self._new_kek.get())
+    def seal(self, key_metadata: KeyMetadata, file: Any = None) -> Sidecar:
+        """Return a sidecar that holds ``key_metadata``. It names ``file``, the encrypted file as a
+        path or a file object, by its content. Raises KmsError, OSError."""
+        nonce = None if file is None else _nonce_of(file)
+        return Sidecar.seal(key_metadata, self._new_kek.get(), nonce)
 
-    def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
+    def open(self, sidecar_file: str, encrypted_file: str | os.PathLike[str] | None) -> KeyMetadata:
         """Return the key metadata of ``encrypted_file`` (None for a pipe) from its sidecar, as
         ``key_of_file`` does. Raises KeyMetadataError, AuthenticationError and KmsError."""
         sidecar = find_sidecar(sidecar_file)
@@ -212,16 +219,37 @@ def key_of_file(
     prefer: Collection[str] = (),
 ) -> KeyMetadata:
     """Return the key metadata of an encrypted file: a path, a seekable file object at its
-    beginning, or None for the newest key. A sidecar has more than one file key if the replacement
-    of a file was interrupted, or if a sidecar without its file was used again. Then the first block
-    of the file decides which key is the right one. If none fits, this returns the newest one.
-    ``prefer`` is that of ``Sidecar.open``."""
-    newest, *older = sidecar.file_keys
+    beginning, an object with ``pread``, or None for the newest key. The nonce of the file's first
+    block says which key is the file's. Keys that earlier releases wrote do not have it: if there
+    are several, the first block has to open, and if none fits, this returns the newest one.
+    ``prefer`` is that of ``Sidecar.open``. Raises NoKeyError if the file is another one."""
+    nonce = None if file is None else _nonce_of(file)
+    keys = sidecar.file_keys if nonce is None else sidecar.keys_for(nonce)
+    if not keys and nonce:
+        raise NoKeyError(
+            "none of its keys is that of the file: the file was replaced, moved or put back. Put "
+            "the file and its own sidecar side by side"
+        )
+    newest, *older = keys or sidecar.file_keys
     key_metadata = sidecar.open(unwrap_kek, newest, prefer)
     if file is None or not older or _opens(file, key_metadata):
         return key_metadata
     candidates = (sidecar.open(unwrap_kek, wrapped, prefer) for wrapped in older)
     return next((other for other in candidates if _opens(file, other)), key_metadata)
+
+
+def _nonce_of(file: Any) -> bytes | None:
+    """Return the first nonce of an encrypted file, as ``first_nonce`` does."""
+    source, _ = open_source(file)
+    try:
+        for size in (START_SIZE, layout.HEADER_SIZE) if source.random_access else ():
+            with contextlib.suppress(TruncatedError):
+                return first_nonce(bytes(source.fetch(0, size, memoryview(bytearray(size)))))
+        return None
+    finally:
+        source.close()
+        if source.random_access and hasattr(file, "seek"):
+            file.seek(0)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from ..errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
+from ..filelike import Lock
 from ..key_metadata import KEY_SIZES, KeyMetadata
 from ..kms.client import KmsClient, accepts_foreign_keys, wraps_with_public_key
 from ..process import OncePerProcess
@@ -101,7 +101,7 @@ class EncryptionManager:
         if len(self._entries) != len(keys):
             raise KeyMetadataError("two of the table's encryption keys have one id")
         self._kek_size = 0
-        self._making = OncePerProcess(threading.Lock)
+        self._making = OncePerProcess(Lock)
 
     @classmethod
     def from_metadata(
@@ -183,7 +183,9 @@ class EncryptionManager:
         because no reader could open the file."""
         if key_metadata.file_length is None:
             raise KeyMetadataError("a manifest list's key metadata needs the file's length")
-        with self._making.get():
+        making = self._making.get()
+        making.check_not_mine()
+        with making:
             entry = self._kek_for_sealing(len(key_metadata.encryption_key)).wrap_key_metadata(
                 key_metadata
             )

@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 from .. import private_file
 from .._gcm import process_number
-from ..atomic import publish
+from ..atomic import AtomicFile, publish
 from ..descriptors import is_stream
 from ..errors import KeyMetadataError
 from .sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_sidecar
@@ -85,7 +85,7 @@ def publish_pair(
     with contextlib.ExitStack() as locks:
         status = os.stat(staged)
         if overwrite and not is_sent:
-            old, first = _replace_sidecar(sidecar_file, sidecar, locks, durable=durable)
+            old, first = _replace_sidecar(sidecar_file, sidecar, status, locks, durable=durable)
         else:
             takes_orphans = takes_orphans and not is_sent
             old = locks.enter_context(_orphan(sidecar_file)) if takes_orphans else None
@@ -93,7 +93,8 @@ def publish_pair(
 
         def add_key() -> None:
             if not overwrite or is_sent:
-                write_sidecar(sidecar_file, first, overwrite=old is not None, durable=durable)
+                replaces = old is not None
+                write_sidecar(sidecar_file, first, overwrite=replaces, durable=durable, file=status)
 
         publish_in_order(
             add_key,
@@ -103,7 +104,7 @@ def publish_pair(
             take_back=lambda: take_back(sidecar_file, first, old),
         )
         if overwrite and first != sidecar:
-            write_sidecar(sidecar_file, sidecar, overwrite=True, durable=durable)
+            write_sidecar(sidecar_file, sidecar, overwrite=True, durable=durable, file=status)
 
 
 def publish_in_order(
@@ -126,7 +127,12 @@ def publish_in_order(
 
 
 def _replace_sidecar(
-    path: str, sidecar: Sidecar, locks: contextlib.ExitStack, *, durable: bool
+    path: str,
+    sidecar: Sidecar,
+    file: os.stat_result,
+    locks: contextlib.ExitStack,
+    *,
+    durable: bool,
 ) -> tuple[PresentSidecar | None, Sidecar]:
     """Write ``sidecar`` with the keys of the one that is there. Return that one and the new one.
     ``locks`` holds both, so that no other run changes or removes the pair. Raises OSError,
@@ -139,7 +145,7 @@ def _replace_sidecar(
             first = with_keys_of(sidecar, old, path)
             is_new = old is None and not os.path.islink(path)
             try:
-                write_sidecar(path, first, overwrite=not is_new, durable=durable)
+                write_sidecar(path, first, overwrite=not is_new, durable=durable, file=file)
                 held.enter_context(locked(path))
                 present = present_sidecar(path)
             except FileExistsError:
@@ -222,7 +228,8 @@ def _orphan(path: str) -> Iterator[PresentSidecar | None]:
         yield None
         return
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # as in ``locked``
+            fcntl.flock(fd, fcntl.LOCK_EX)
         present = present_sidecar(path)
         # The run that had the lock before may have put another file in its place.
         if present is None or present.sidecar is None or not _is_file(path, os.fstat(fd)):
@@ -268,7 +275,8 @@ def take_back(path: str, written: Sidecar, old: PresentSidecar | None) -> None:
     if old is None:
         _remove(path)
     else:
-        private_file.write(path, old.data, overwrite=True, durable=True)
+        with AtomicFile(path, overwrite=True) as out:
+            out.write(old.data)
 
 
 def _is_file(path: str, status: os.stat_result) -> bool:

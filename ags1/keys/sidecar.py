@@ -18,10 +18,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import private_file, strict_json
+from .. import layout, private_file, strict_json
+from ..atomic import AtomicFile
 from ..descriptors import is_stream, open_stream
 from ..errors import Ags1Error, KeyMetadataError, KmsError, KmsUnavailableError
 from ..key_metadata import KeyMetadata
@@ -33,6 +34,10 @@ from .envelope import (
 )
 
 SUFFIX = ".keys"
+# How often a reader looks at a file and its key again because another process has replaced them.
+MOST_TRIES = 10
+# The bytes of a file that name its content: the header, and the nonce of the first block.
+START_SIZE = layout.HEADER_SIZE + layout.NONCE_SIZE
 # A sidecar of two keys has under 1 KiB: far more than that is another file.
 MAX_SIDECAR_SIZE = 1 << 20
 # Without a purpose, somebody who can write a table's metadata could pass off a single file as a
@@ -41,6 +46,10 @@ _PURPOSE = b"\0ags1 sidecar"
 # The property of an entry that has the KEK of another entry, under another master key. It is not
 # authenticated, and need not be: the wrong KEK does not open a file's key.
 COPY_OF = "ags1.copy-of"
+# The property of a file's key that names the file by its content: the nonce of the file's first
+# block in hex, or nothing if the file is a header alone. It is not authenticated, and need not be:
+# the wrong key does not open the file. Earlier releases do not write it.
+NONCE = "ags1.nonce"
 # The most entries of a sidecar. Each may need a KMS call.
 _MAX_ENTRIES = 64
 
@@ -53,9 +62,14 @@ class Sidecar:
     key_id: str
 
     @classmethod
-    def seal(cls, key_metadata: KeyMetadata, kek: KeyEncryptionKey) -> Sidecar:
-        """Return the sidecar that holds ``km`` under ``kek``."""
+    def seal(
+        cls, key_metadata: KeyMetadata, kek: KeyEncryptionKey, nonce: bytes | None = None
+    ) -> Sidecar:
+        """Return the sidecar that holds ``km`` under ``kek``. ``nonce`` is that of the file's first
+        block, if it is known (``first_nonce``)."""
         wrapped = kek.wrap_key_metadata(key_metadata, purpose=_PURPOSE)
+        if nonce is not None:
+            wrapped = replace(wrapped, properties={NONCE: nonce.hex()})
         return cls((kek.entry, wrapped), wrapped.key_id)
 
     @classmethod
@@ -135,6 +149,12 @@ class Sidecar:
         wrapped = [key for key in self.encryption_keys if key.encrypted_by_id in ids]
         return tuple(sorted(wrapped, key=lambda key: key.key_id != self.key_id))
 
+    def keys_for(self, nonce: bytes) -> tuple[EncryptedKey, ...]:
+        """Return the keys of the file whose first nonce this is; if there are none, those that do
+        not say whose they are. The one that ``key_id`` names comes first."""
+        named = tuple(key for key in self.file_keys if key.properties.get(NONCE) == nonce.hex())
+        return named or tuple(key for key in self.file_keys if NONCE not in key.properties)
+
     def kek_entry(self, wrapped: EncryptedKey) -> EncryptedKey:
         """Return the entry of the KEK that encrypts ``wrapped``. Raises KeyMetadataError."""
         for key in self.encryption_keys:
@@ -181,6 +201,14 @@ class Sidecar:
         return kek.unwrap_key_metadata(wrapped, purpose=_PURPOSE)
 
 
+def first_nonce(start: bytes) -> bytes | None:
+    """Return the nonce of a file's first block, which names its content, from the first
+    ``START_SIZE`` bytes; nothing if the file is a header alone, None if it is no AGS1 file."""
+    if not start.startswith(layout.MAGIC) or len(start) not in (layout.HEADER_SIZE, START_SIZE):
+        return None
+    return start[layout.HEADER_SIZE :]
+
+
 def sidecar_path(file: str) -> str:
     """Return the usual name of the sidecar of an encrypted file."""
     return file + SUFFIX
@@ -205,11 +233,19 @@ def read_sidecar(path: str) -> Sidecar:
 
 
 def write_sidecar(
-    path: str, sidecar: Sidecar, *, overwrite: bool = False, durable: bool = True
+    path: str,
+    sidecar: Sidecar,
+    *,
+    overwrite: bool = False,
+    durable: bool = True,
+    file: os.stat_result | None = None,
 ) -> None:
-    """Write a sidecar with mode 0600, complete or not at all, or as a stream. Raises OSError."""
+    """Write a sidecar, complete or not at all, or as a stream. It gets the permissions, the owner
+    and the group of its ``file``, because it is of no use without the other. If no file is given,
+    those of the sidecar that it replaces stay. Raises OSError."""
     if is_stream(path):
         with open_stream(path, overwrite=overwrite) as out:
             out.write(sidecar.to_bytes())
         return
-    private_file.write(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable)
+    with AtomicFile(path, overwrite=overwrite, durable=durable, like=file) as out:
+        out.write(sidecar.to_bytes())

@@ -27,7 +27,8 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import GeneratedKey, SdkClient
+from .causes import below
+from .client import GeneratedKey, SdkClient, unasked
 from .properties import Properties
 
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
@@ -463,16 +464,43 @@ def _sdk_failure(error: Exception, doing: str, where: str) -> KmsError | None:
             "the AWS configuration has no profile of the name that 'client.profile-name' or "
             "AWS_PROFILE gives"
         )
-    if isinstance(error, sdk.SSLError):
-        return KmsUnavailableError(
-            f"no trusted TLS connection to {where} ({name}): is its certificate's authority known "
-            "(AWS_CA_BUNDLE)?"
-        )
     if isinstance(error, (sdk.ConnectTimeoutError, sdk.ReadTimeoutError)):
         return KmsUnavailableError(f"{where} did not answer {doing} in time ({name})")
     if isinstance(error, (sdk.HTTPClientError, sdk.ConnectionError)):
-        return KmsUnavailableError(f"{where} could not be reached for {doing} ({name})")
+        if _bad_header(error):
+            return KmsConfigurationError(
+                f"the credentials for {where} have a line end or another character that no header "
+                "may have: look at AWS_ACCESS_KEY_ID, AWS_SESSION_TOKEN or the credentials file"
+            )
+        request = f"{where} could not be reached for {doing}"
+        trust = "AWS_CA_BUNDLE names a file with the certificate of the authority that signed it"
+        return unasked(error, request, trust)
+    file = getattr(error, "filename", None) or _credential_files()
+    if isinstance(error, (OSError, UnicodeError)) and file:
+        # Not a request's, but of a file with credentials, such as AWS_WEB_IDENTITY_TOKEN_FILE.
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        return KmsAccessDeniedError(f"no credentials for {where}: cannot read {file}: {why}")
+    if isinstance(error, EOFError):
+        return KmsAccessDeniedError(
+            f"no credentials for {where}: the role asks for a code of a second factor (MFA), and "
+            "there is no terminal to type it: log in before (aws sts, aws-vault), or take a role "
+            "without MFA"
+        )
     return None
+
+
+def _bad_header(error: BaseException) -> bool:
+    """Whether http.client refused a header of the request, which is made of credentials."""
+    return any(
+        isinstance(one, ValueError) and "header value" in str(one).lower() for one in below(error)
+    )
+
+
+def _credential_files() -> str:
+    """Return the files of credentials that the environment names."""
+    names = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
+    given = [f"{os.environ[name]} ({name})" for name in names if os.environ.get(name)]
+    return " or ".join(given)
 
 
 def _refusal(

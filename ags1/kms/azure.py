@@ -28,7 +28,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly
+from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly, unasked
 from .secret import Secret, discreet
 
 VAULT_URL = "azure.keyvault.url"
@@ -257,11 +257,9 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
                 body = bytes(response.body())
             return self._refused(action, key_id, int(response.status_code), body)
         if isinstance(error, (sdk.ServiceRequestError, sdk.ServiceResponseError)):
-            return KmsUnavailableError(
-                f"no answer to {request} after {self._max_attempts} attempts "
-                f"({type(error).__name__}): is the address right, and is the server's certificate "
-                "trusted?"
-            )
+            trust = "REQUESTS_CA_BUNDLE names a file with the certificate of the authority"
+            unanswered = f"no answer to {request} after {self._max_attempts} attempts"
+            return unasked(error, unanswered, trust)
         if isinstance(error, ValueError):
             # The SDK has checked the server that the vault names for tokens.
             return KmsAccessDeniedError(

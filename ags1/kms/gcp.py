@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -28,7 +29,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly
+from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly, unasked
 
 if TYPE_CHECKING:
     from google.cloud.kms_v1 import KeyManagementServiceClient
@@ -194,30 +195,44 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
                 f"the checksums of the requests to {where} {subject}, or of its answers, do not "
                 "match in any attempt: something between here and there changes data"
             )
+        trust = (
+            "REQUESTS_CA_BUNDLE names a file with the certificate of the authority that signed it"
+        )
         if isinstance(error, google.auth.exceptions.TransportError):
-            return KmsUnavailableError(f"cannot reach Google for credentials {subject}")
+            request = f"cannot reach Google for credentials {subject}"
+            return unasked(error, request, trust)
         if isinstance(error, google.auth.exceptions.GoogleAuthError):
             cause = (
                 f"the token in {TOKEN!r} has expired or is not accepted"
                 if self._properties.get(TOKEN)
                 else "no usable application default credentials (gcloud auth application-default "
-                "login, or GOOGLE_APPLICATION_CREDENTIALS)"
+                f"login, or GOOGLE_APPLICATION_CREDENTIALS{_named_file()})"
             )
             return KmsAccessDeniedError(f"no credentials for {where} {subject}: {cause}")
         if isinstance(error, requests.TooManyRedirects):
             return KmsError(f"{where} points elsewhere {subject}: is the endpoint right?")
-        if isinstance(error, requests.exceptions.SSLError):
-            return KmsUnavailableError(f"no trusted TLS connection to {where} {subject}")
+        if isinstance(error, requests.Timeout):
+            return KmsUnavailableError(f"{where} did not answer in time {subject}")
         if isinstance(error, requests.RequestException):
-            late = isinstance(error, requests.Timeout)
-            what = "did not answer in time" if late else "could not be reached"
-            return KmsUnavailableError(f"{where} {what} {subject} ({type(error).__name__})")
+            request = f"{where} could not be reached {subject}"
+            return unasked(error, request, trust)
+        named = _named_file() and not self._properties.get(TOKEN)
+        if isinstance(error, (OSError, UnicodeError)) and named:
+            # Not a request's, but of a file with credentials.
+            file = f"GOOGLE_APPLICATION_CREDENTIALS{_named_file()}"
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            return KmsAccessDeniedError(f"no credentials for {where}: cannot read {file}: {why}")
         if isinstance(error, GoogleAPICallError):
             return _service_failure(error, action, key_id, where)
         return KmsError(
             f"{where} gave an answer {subject} that this service never gives "
             f"({type(error).__name__}): is the endpoint right?"
         )
+
+
+def _named_file() -> str:
+    path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    return f", which names {path}" if path else ""
 
 
 def _service_failure(error: Any, action: str, key_id: str, where: str) -> KmsError:

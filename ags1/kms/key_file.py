@@ -69,7 +69,7 @@ class KeyFileKms(WrapsOnly, MadeOfProperties):
     @discreet
     def _derived_key(self) -> bytes:
         try:
-            data, _ = read_private(
+            data = read_private(
                 self.path, _MAX_SIZE, "key file", allow_readable=self._allow_readable
             )
         except FileNotFoundError:

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,12 +44,26 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
-from .passphrase import Passphrase, Protection, checked, is_read_only, read_private
+from ..filelike import Lock
+from .passphrase import (
+    Passphrase,
+    Protection,
+    check_private,
+    checked,
+    composed,
+    forms,
+    is_read_only,
+    read_owned,
+)
 from .secret import Secret, discreet
 
 _FORMAT = "ags1-keyring"
 # Of the file beside a keyring that processes lock.
 LOCK_SUFFIX = ".lock"
+# What a file system without flock answers. There, this file beside the keyring is the lock.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_HELD_SUFFIX = ".lock.held"
+_MOST_SECONDS, _BETWEEN_TRIES = 10.0, 0.05
 _PLAIN, _PROTECTED = 1, 2
 _KEY_SIZE = 32
 _MAX_SIZE = 16 << 20
@@ -118,7 +132,7 @@ class Keyring(Secret):
         self._path = path
         self._allow_readable = allow_readable
         self._passphrase = passphrase
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._keys: Mapping[str, MasterKey] | None = None
         self._seen: object = None
         self._derived: _Seal = None
@@ -131,12 +145,14 @@ class Keyring(Secret):
         """Return the master keys by name; ``fresh``: read the file again if it has changed."""
         if (keys := self._keys) is not None and not fresh:
             return keys
+        self._lock.check_not_mine()
         with self._lock:
             return self._refresh()
 
     @discreet
     def is_protected(self) -> bool:
         """Return whether the keyring has a passphrase. If it has one, this asks for it."""
+        self._lock.check_not_mine()
         with self._lock:
             self._refresh()
             return self._derived is not None
@@ -152,6 +168,7 @@ class Keyring(Secret):
         """Let ``edit`` change the ``keys`` object and write the keyring. Returns the master keys.
         ``create``: make the keyring if there is none. ``protect`` returns the new seal for the
         old."""
+        self._lock.check_not_mine()
         with self._lock:
             new_seal: _Seal = None
             try:
@@ -183,10 +200,11 @@ class Keyring(Secret):
                     document, keys, seal_before = {"format": _FORMAT}, _Hidden(), new_seal
                 edit(keys)
                 master_keys = _parse(keys, self._path)
-                data = _print(document, keys, protect(seal_before))
+                sealed_by = protect(seal_before)
+                data = _print(document, keys, sealed_by)
                 if len(data) > _MAX_SIZE:
                     raise KmsError(f"the keyring {self._path} would be larger than 16 MiB")
-                private_file.write(path, data, overwrite=True, durable=True)
+                _write(path, data, self._path, is_sealed=sealed_by is not None)
             return master_keys
 
     def _refresh(self) -> Mapping[str, MasterKey]:
@@ -225,20 +243,23 @@ class Keyring(Secret):
             sealed = b""
         if not sealed:
             raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
-        sealed_by = self._derive(protection)
-        try:
-            text = open_sealed(sealed_by.derived_key, sealed, _header(protection))
-        except AuthenticationError:
-            raise KmsAccessDeniedError(
-                f"the passphrase does not open the keyring {self._path}"
-            ) from None
+        sealed_by, text = self._unsealed(protection, sealed)
         opened = _decode(text, self._path)
         if not isinstance(opened, dict):
             raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are not an object")
         self._wrong = None
         return opened, sealed_by
 
-    def _derive(self, protection: Protection) -> Sealing:
+    def _unsealed(self, protection: Protection, sealed: bytes) -> tuple[Sealing, bytes]:
+        """Return the sealing that opens the ``keys``, and their JSON."""
+        header = _header(protection)
+        for sealed_by in self._sealings(protection):
+            with contextlib.suppress(AuthenticationError):
+                return sealed_by, open_sealed(sealed_by.derived_key, sealed, header)
+        raise KmsAccessDeniedError(f"the passphrase does not open the keyring {self._path}")
+
+    def _sealings(self, protection: Protection) -> Iterator[Sealing]:
+        """Yield the keys that the passphrase may stand for."""
         file = None if self._passphrase is None else self._passphrase.file
         source = True if file is None else _identity_of(file)
         if (
@@ -246,22 +267,23 @@ class Keyring(Secret):
             and self._derived.protection == protection
             and self._wrong in (None, source)
         ):
-            return self._derived
+            yield self._derived
+            return
         if self._passphrase is None:
             raise KmsAccessDeniedError(
                 f"the keyring {self._path} is protected by a passphrase, and none was given"
             )
-        sealed_by = Sealing(protection, protection.derive(checked(self._passphrase.ask())))
-        # Remember the key even if the passphrase may be wrong: asking or deriving again would give
-        # the same, as long as the passphrase file is the same.
-        self._derived, self._wrong = sealed_by, source
-        return sealed_by
+        for form in forms(checked(self._passphrase.ask())):
+            # Remember the last key even if the passphrase is wrong: asking or deriving again would
+            # give the same, as long as the passphrase file is the same.
+            self._derived, self._wrong = Sealing(protection, protection.derive(form)), source
+            yield self._derived
 
 
 def sealing(passphrase: bytes) -> Sealing:
     """Return a new protection by ``passphrase``."""
     protection = Protection.new()
-    return Sealing(protection, protection.derive(passphrase))
+    return Sealing(protection, protection.derive(composed(passphrase)))
 
 
 @contextlib.contextmanager
@@ -271,7 +293,14 @@ def _locked(path: str) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(path + LOCK_SUFFIX, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise OSError(error.errno, error.strerror, path + LOCK_SUFFIX) from None
+            with _held(path + _HELD_SUFFIX):
+                yield
+            return
         try:
             yield
         finally:
@@ -279,6 +308,29 @@ def _locked(path: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[None]:
+    """Hold a lock where the file system has none (some NFS, FUSE and Lustre mounts): a file that
+    exists as long as a process has it. Raises OSError if it is not removed in time."""
+    give_up = time.monotonic() + _MOST_SECONDS
+    while True:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            break
+        except FileExistsError:
+            if time.monotonic() > give_up:
+                message = (
+                    "another process holds this lock of the keyring. If none is running, it was "
+                    "killed: remove this file"
+                )
+                raise OSError(errno.EAGAIN, message, path) from None
+            time.sleep(_BETWEEN_TRIES)
+    try:
+        yield
+    finally:
+        os.unlink(path)
 
 
 def _identity(status: os.stat_result) -> object:
@@ -293,10 +345,24 @@ def _identity_of(path: str) -> object:
         return None  # reading the file raises the error
 
 
-def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_result]:
-    """Return the keyring's JSON document and the file's status. Raises KmsError."""
+def _write(path: str, data: bytes, shown: str, *, is_sealed: bool) -> None:
     try:
-        data, status = read_private(path, _MAX_SIZE, "keyring", allow_readable=allow_readable)
+        private_file.write(path, data, overwrite=True, durable=True, has_secrets=not is_sealed)
+    except PermissionError as error:
+        if error.errno != errno.EPERM or is_sealed:
+            raise
+        raise KmsAccessDeniedError(
+            f"the keyring {shown} would be open to others: {error.strerror}, whatever is asked for "
+            "(FAT, NTFS, a share). Keep the keyring on another file system, or protect it with a "
+            "passphrase (ags1 keygen --passphrase)"
+        ) from None
+
+
+def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_result]:
+    """Return the keyring's JSON document and the file's status. Only a keyring with a passphrase
+    may be open to others, as all files are on a file system without modes. Raises KmsError."""
+    try:
+        data, status = read_owned(path, _MAX_SIZE, "keyring")
     except FileNotFoundError:
         raise KmsKeyNotFoundError(
             f"there is no keyring {path}. To encrypt for the first time, make one: ags1 keygen. "
@@ -310,6 +376,8 @@ def _load(path: str, *, allow_readable: bool) -> tuple[dict[str, Any], os.stat_r
     version = document.get("version")
     if type(version) is not int or version not in (_PLAIN, _PROTECTED):
         raise KmsError(f"the keyring {path} has a version that this ags1 does not know")
+    if version == _PLAIN:
+        check_private(status, path, "keyring", allow_readable=allow_readable)
     return document, status
 
 

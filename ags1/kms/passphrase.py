@@ -7,13 +7,16 @@ import base64
 import functools
 import hashlib
 import os
+import re
 import stat
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import private_file
 from .._gcm import random_bytes
+from ..descriptors import own_descriptor
 from ..errors import KmsAccessDeniedError, KmsConfigurationError, KmsError
 from .secret import Secret, discreet
 
@@ -31,10 +34,16 @@ _SCRYPT_MAX_P = 4
 
 
 @discreet
-def read_private(
-    path: str, size_limit: int, what: str, *, allow_readable: bool
-) -> tuple[bytes, os.stat_result]:
-    """Return a file's bytes and status, after ``check_private``. Raises KmsError, and
+def read_private(path: str, size_limit: int, what: str, *, allow_readable: bool) -> bytes:
+    """Return a file's bytes, after ``check_private``. Raises KmsError, and FileNotFoundError."""
+    data, status = read_owned(path, size_limit, what)
+    check_private(status, path, what, allow_readable=allow_readable)
+    return data
+
+
+@discreet
+def read_owned(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
+    """Return the bytes and the status of a file that belongs to us or to root. Raises KmsError, and
     FileNotFoundError."""
     try:
         data, status = private_file.read(path, size_limit)
@@ -44,7 +53,7 @@ def read_private(
         raise KmsAccessDeniedError(f"cannot read the {what} {path}: {error.strerror}") from None
     except OSError as error:
         raise KmsError(f"cannot read the {what} {path}: {error.strerror}") from None
-    check_private(status, path, what, allow_readable=allow_readable)
+    check_owner(status, path, what)
     return data, status
 
 
@@ -108,6 +117,9 @@ def passphrase_source(
     """Return the source of a passphrase, None if there is none. Raises KmsConfigurationError."""
     if passphrase is not None and file is not None:
         raise KmsConfigurationError("both a passphrase and a passphrase file are given: give one")
+    if file is not None and own_descriptor(file) is not None:
+        # A pipe of the shell, <(command), can be read once.
+        return Passphrase(functools.cache(functools.partial(_read_descriptor, file)), True)
     if file is not None:
         ask = functools.partial(read_passphrase, file, allow_readable=allow_readable)
         return Passphrase(ask, True, file)
@@ -139,17 +151,51 @@ def checked(passphrase: object) -> bytes:
 
 @discreet
 def read_passphrase(path: str, *, allow_readable: bool = False) -> bytes:
-    """Return the passphrase in a private file, without one newline at its end. Raises KmsError."""
+    """Return the passphrase in a private file, without one line end at its end and a byte-order
+    mark at its beginning. Raises KmsError."""
     try:
-        data, _ = read_private(
+        data = read_private(
             path, _MAX_PASSPHRASE_SIZE, "passphrase file", allow_readable=allow_readable
         )
     except FileNotFoundError:
         raise KmsConfigurationError(f"there is no passphrase file {path}") from None
-    passphrase = data.removesuffix(b"\n")
+    return _without_line_end(data, path)
+
+
+def _without_line_end(data: bytes, path: str) -> bytes:
+    # Windows' editors begin text with a byte-order mark and end lines with CRLF.
+    passphrase = re.sub(rb"\A\xef\xbb\xbf|(\r\n|\n|\r)\Z", b"", data)
     if not passphrase:
         raise KmsConfigurationError(f"the passphrase file {path} is empty")
     return passphrase
+
+
+def _read_descriptor(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_PASSPHRASE_SIZE + 1)
+    except OSError as error:
+        raise KmsError(f"cannot read the passphrase from {path}: {error.strerror}") from None
+    if len(data) > _MAX_PASSPHRASE_SIZE:
+        raise KmsError(f"the passphrase in {path} is longer than 64 KiB")
+    return _without_line_end(data, path)
+
+
+def composed(passphrase: bytes) -> bytes:
+    """Return a passphrase in Unicode's form NFC, in which new protections take it: keyboards of
+    macOS and Linux give one letter in different forms. What is not UTF-8 stays as it is."""
+    return forms(passphrase)[0]
+
+
+def forms(passphrase: bytes) -> list[bytes]:
+    """Return the forms in which a passphrase may have protected a keyring, the likeliest first:
+    NFC, as it is given, and NFD."""
+    try:
+        text = passphrase.decode()
+    except UnicodeDecodeError:
+        return [passphrase]
+    nfc, nfd = (unicodedata.normalize(form, text).encode() for form in ("NFC", "NFD"))
+    return list(dict.fromkeys((nfc, passphrase, nfd)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,15 @@ PROPERTY_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
 _PREFIX = "AGS1_KMS_"
 _KEY_VARIABLE = f"{_PREFIX}KEY"
 _NAMES = {"TYPE": KMS_TYPE, "IMPL": KMS_IMPL}
+# The other variables that ags1 reads, and what those of its build and its tests begin with.
+_VARIABLES = (
+    "AGS1_CATALOG",
+    "AGS1_CONFIG",
+    "AGS1_DEBUG",
+    "AGS1_KEYRING",
+    "AGS1_UNTESTED_PYICEBERG",
+)
+_FOR_TOOLS = ("AGS1_BUILD", "AGS1_COMPLETE", "AGS1_OPENSSL", "AGS1_TEST_", "AGS1_WHEEL")
 # The properties that a built-in client reads, and what the names of others begin with.
 _KNOWN = (
     KEY_FILE,
@@ -55,6 +64,7 @@ _KNOWN = (
     *("kms.encryption-algorithm-spec", "kms.endpoint", "kms.gcp.anonymous", "kms.gcp.endpoint"),
     *("kms.gcp.key-ring", "kms.local.passphrase", "kms.max-attempts", "kms.read-timeout-ms"),
     *("kms.vault.auth", "kms.vault.auth-mount-path", "kms.vault.ca-cert", "kms.vault.jwt-file"),
+    *("kms.vault.client-cert", "kms.vault.client-key"),
     *("kms.vault.mount-path", "kms.vault.namespace", "kms.vault.role", "kms.vault.role-id"),
     *("kms.vault.secret-id", "kms.vault.secret-id-file", "kms.vault.token"),
     *("kms.vault.token-file", "kms.vault.url", "kms.vault.verify"),
@@ -187,22 +197,38 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables ``AGS1_KMS_…`` that name no property, each with the nearest known one
-    or None."""
+    """Return the variables ``AGS1_…`` that mean nothing, each with the nearest known one or
+    None."""
     unknown = [name for name in _kms_variables(environ) if not _is_property(_property_of(name))]
+    unknown += sorted(
+        name
+        for name, value in environ.items()
+        if value
+        and name.startswith("AGS1_")
+        and not name.startswith((*_VARIABLES, _PREFIX, *_FOR_TOOLS))
+    )
     if not unknown:
         return {}
     from difflib import get_close_matches
 
-    names = [p.replace(".", "__").replace("-", "_").upper() for p in _KNOWN]
+    names = [variable_of(name).removeprefix(_PREFIX) for name in _KNOWN]
     # Compare with the last part of each name too: REGION is meant as CLIENT__REGION.
     known = {name.rpartition("__")[2]: name for name in names}
     known |= {name: name for name in (*names, *_NAMES, "KEY")}
     nearest: dict[str, str | None] = {}
     for variable in unknown:
-        near = get_close_matches(variable.removeprefix(_PREFIX).upper(), known, 1)
-        nearest[variable] = _PREFIX + known[near[0]] if near else None
+        if variable.startswith(_PREFIX):
+            near = get_close_matches(variable.removeprefix(_PREFIX).upper(), known, 1)
+            nearest[variable] = _PREFIX + known[near[0]] if near else None
+        else:
+            near = get_close_matches(variable.upper(), _VARIABLES, 1, cutoff=0.8)
+            nearest[variable] = near[0] if near else None
     return nearest
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a property."""
+    return _PREFIX + name.replace(".", "__").replace("-", "_").upper()
 
 
 def _kms_variables(environ: Mapping[str, str]) -> list[str]:

@@ -15,7 +15,6 @@ import os
 import random
 import re
 import ssl
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,9 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ..filelike import Lock
 from . import endpoints
+from .causes import ENDED, cause_of
 from .client import GeneratedKey, ServiceClient
 from .properties import Properties, warn_user
 from .secret import Secret, discreet
@@ -41,6 +42,8 @@ URL = "kms.vault.url"
 NAMESPACE = "kms.vault.namespace"
 MOUNT_PATH = "kms.vault.mount-path"
 CA_CERT = "kms.vault.ca-cert"
+CLIENT_CERT = "kms.vault.client-cert"
+CLIENT_KEY = "kms.vault.client-key"
 VERIFY = "kms.vault.verify"
 AUTH = "kms.vault.auth"
 TOKEN = "kms.vault.token"
@@ -52,8 +55,15 @@ AUTH_MOUNT_PATH = "kms.vault.auth-mount-path"
 ROLE = "kms.vault.role"
 JWT_FILE = "kms.vault.jwt-file"
 _PROPERTIES = (
-    *(URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY, AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID),
-    *(SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE),
+    *(URL, NAMESPACE, MOUNT_PATH, CA_CERT, CLIENT_CERT, CLIENT_KEY, VERIFY, AUTH, TOKEN),
+    *(TOKEN_FILE, ROLE_ID, SECRET_ID, SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE),
+)
+
+# Variables of Vault's own client that change where or how it connects, and are not obeyed here.
+_IGNORED_VARIABLES = (
+    *("VAULT_AGENT_ADDR", "VAULT_CACERT_BYTES", "VAULT_CLIENT_TIMEOUT", "VAULT_HTTP_PROXY"),
+    *("VAULT_MAX_RETRIES", "VAULT_PROXY_ADDR", "VAULT_SKIP_VERIFY", "VAULT_SRV_LOOKUP"),
+    *("VAULT_TLS_SERVER_NAME", "VAULT_WRAP_TTL"),
 )
 
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
@@ -74,6 +84,9 @@ _FIRST_WAIT_S = 0.2
 _MAX_WAIT_S = 10.0
 _POOL_SIZE = 32
 _MAX_ANSWER_SIZE = 4 << 20
+# Threads share a token, whose uses may be few (token_num_uses). So a call may need several logins,
+# but no more after so many tokens that served nobody.
+_MAX_USELESS_TOKENS = 2
 
 
 class VaultKms(ServiceClient["_Connection"]):
@@ -86,9 +99,12 @@ class VaultKms(ServiceClient["_Connection"]):
 
     Properties: ``kms.vault.url`` (otherwise VAULT_ADDR), ``kms.vault.namespace`` (otherwise
     VAULT_NAMESPACE), ``kms.vault.mount-path`` (transit), ``kms.vault.ca-cert``, a PEM file
-    (otherwise VAULT_CACERT), and ``kms.vault.verify`` = false, which warns with
-    InsecureEndpointWarning. ``http`` is for tests. It is refused through a proxy, and to another
-    machine unless ``kms.allow-plaintext-http`` is true.
+    (otherwise VAULT_CACERT), ``kms.vault.client-cert`` and ``kms.vault.client-key``, PEM files for
+    a Vault that demands a client certificate (otherwise VAULT_CLIENT_CERT and VAULT_CLIENT_KEY),
+    and ``kms.vault.verify`` = false, which warns with InsecureEndpointWarning. ``http`` is for
+    tests. It is refused through a proxy, and to another machine unless
+    ``kms.allow-plaintext-http`` is true. Other variables of Vault's own client are not obeyed; a
+    warning names them.
 
     ``kms.vault.auth`` is ``token`` (``kms.vault.token``, ``kms.vault.token-file``, VAULT_TOKEN or
     ``~/.vault-token``), ``approle`` (``kms.vault.role-id`` with ``kms.vault.secret-id`` or
@@ -133,6 +149,11 @@ class VaultKms(ServiceClient["_Connection"]):
         if self._auth == "kubernetes":
             given.require(ROLE)
         self._ca_cert = given.get(CA_CERT)
+        cert = given.get(CLIENT_CERT) or os.environ.get("VAULT_CLIENT_CERT")
+        key = given.get(CLIENT_KEY) or os.environ.get("VAULT_CLIENT_KEY")
+        if key and not cert:
+            raise KmsConfigurationError(f"{CLIENT_KEY!r} is given without {CLIENT_CERT!r}")
+        self._client_cert = (cert, key or cert) if cert else None
         self._verify = given.flag(VERIFY, default=True)
         if self._ca_cert and not self._verify:
             raise KmsConfigurationError(f"{CA_CERT!r} is given, but {VERIFY!r} is 'false'")
@@ -140,6 +161,12 @@ class VaultKms(ServiceClient["_Connection"]):
             warn_user(
                 f"{VERIFY} is false: whoever answers at {self._url} gets the token and the keys",
                 endpoints.InsecureEndpointWarning,
+            )
+        if ignored := [name for name in _IGNORED_VARIABLES if os.environ.get(name)]:
+            warn_user(
+                f"{', '.join(ignored)}: ags1 does not use this setting of Vault's own client; the "
+                "properties kms.vault.… and kms.… say how it connects",
+                UserWarning,
             )
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -158,6 +185,13 @@ class VaultKms(ServiceClient["_Connection"]):
         self._check_key_id(key_id)
         body, doing = _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}"
         return self._plaintext(self._ask("decrypt", key_id, body, doing))
+
+    def newest_version(self, key_id: str) -> int | None:
+        """Return the number of the version that wraps; None without ``read`` on the key."""
+        self._check_key_id(key_id)
+        answer = self._send("GET", f"{self._mount_path}/keys/{key_id}")
+        version = answer.data.get("latest_version") if answer.ok else None
+        return version if type(version) is int else None
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""
@@ -259,6 +293,9 @@ class VaultKms(ServiceClient["_Connection"]):
                 _check_ca_cert(session.verify)
         else:
             session.verify = False
+        if self._client_cert:
+            _check_client_cert(*self._client_cert)
+            session.cert = self._client_cert
         # Over plain http no proxy is used, even if the environment changes later.
         session.trust_env = self._url.startswith("https:")
         # A wrong secret ID may give a 500, and Vault locks out a user who tries too often.
@@ -302,6 +339,16 @@ class VaultKms(ServiceClient["_Connection"]):
         if not answer.ok:
             raise self._failure(answer, f"log in by {self._auth} at auth/{self._auth_mount_path}")
         auth = answer.body.get("auth")
+        if isinstance(auth, dict) and auth.get("mfa_requirement"):
+            raise KmsAccessDeniedError(
+                f"Vault at {self._url} asks for a second factor (MFA) at the login by "
+                f"{self._auth}, which a program cannot give: use a role without MFA"
+            )
+        if answer.body.get("wrap_info"):
+            raise KmsConfigurationError(
+                f"Vault at {self._url} wraps its answer to the login by {self._auth}, so that it "
+                f"has no token: the role at auth/{self._auth_mount_path} must not wrap answers"
+            )
         token = auth.get("client_token") if isinstance(auth, dict) else None
         if not isinstance(token, str) or not _CREDENTIAL.fullmatch(token):
             raise self._not_vault("a login without a token")
@@ -349,21 +396,30 @@ class VaultKms(ServiceClient["_Connection"]):
         *,
         renews: bool = True,
     ) -> _Answer:
-        """Call Vault. If the token has expired, call again with another one."""
+        """Call Vault. If the token has expired, or its uses are used up, call again with another
+        one, as often as there is one."""
         connection = self._connection.get()
         session = connection.session
         token = connection.token or self._renewed_token(connection, None)
-        answer = self._call(session, method, path, token, body)
-        if answer.status == 403 and renews:
-            # If the policy is the cause, another login may fail, because a secret id may be for one
-            # login only. Then the first answer says more.
-            with contextlib.suppress(KmsAccessDeniedError):
-                if renewed := self._renewed_token(connection, token):
-                    answer = self._call(session, method, path, renewed, body)
+        answer = first = self._call(session, method, path, token, body)
+        # If the policy is the cause, another login may fail, because a secret id may be for one
+        # login only. Then the first answer says more.
+        useless = 0
+        with contextlib.suppress(KmsAccessDeniedError):
+            while answer.status == 403 and renews and useless < _MAX_USELESS_TOKENS:
+                useless += token != connection.served
+                token = self._renewed_token(connection, token)
+                if not token:
+                    break
+                answer = self._call(session, method, path, token, body)
+        if answer.status == 403:
+            return first
+        connection.served = token
         return answer
 
     def _renewed_token(self, connection: _Connection, used: str | None) -> str:
         """Return a token other than ``used``; an empty one if there is none."""
+        connection.lock.check_not_mine()
         with connection.lock:
             if connection.token == used and (used is None or self._has_expired(connection, used)):
                 connection.token = self._log_in(connection.session)
@@ -411,11 +467,12 @@ class VaultKms(ServiceClient["_Connection"]):
 
         where = f"Vault at {self._url}"
         attempts = f"in at most {self._max_attempts} attempts"
-        if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY" in str(error):
-            return KmsConfigurationError(
-                f"{where}: its certificate is not trusted; {CA_CERT} names a file with the "
-                "certificate of the authority that signed it"
-            )
+        cause = cause_of(
+            error, f"{CA_CERT} names a file with the certificate of the authority that signed it"
+        )
+        if cause and cause.is_local:
+            hint = f" ({CLIENT_CERT} names one)" if "client certificate" in cause.text else ""
+            return KmsConfigurationError(f"{where}: {cause.text}{hint}")
         if isinstance(error, requests.exceptions.ProxyError):
             return KmsUnavailableError(f"{where}: the proxy refuses the connection, {attempts}")
         if isinstance(error, requests.exceptions.Timeout):
@@ -424,7 +481,10 @@ class VaultKms(ServiceClient["_Connection"]):
             error, ValueError
         ):
             return KmsConfigurationError(f"{where}: not an address ({type(error).__name__})")
-        return KmsUnavailableError(f"{where} cannot be reached: {_cause(error)}, {attempts}")
+        why = cause.text if cause else type(error).__name__
+        if why == ENDED and self._url.startswith("https:") and not self._client_cert:
+            why += f" (one that demands a client certificate does so: {CLIENT_CERT})"
+        return KmsUnavailableError(f"{where} cannot be reached: {why}, {attempts}")
 
     def _failure(
         self,
@@ -532,12 +592,14 @@ class _Connection(Secret):
     share the session. All that requests changes in a session while asking is its cookies, which are
     refused here. The pools of urllib3 are made for threads."""
 
-    __slots__ = ("lock", "session", "token")
+    __slots__ = ("lock", "served", "session", "token")
 
     def __init__(self, session: requests.Session) -> None:
         self.session = session
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.token: str | None = None
+        # The token of the last call that Vault did not refuse.
+        self.served: str | None = None
 
 
 def _answer(status: int, content: bytes) -> _Answer:
@@ -552,18 +614,6 @@ def _answer(status: int, content: bytes) -> _Answer:
     if isinstance(errors, list) and all(isinstance(error, str) for error in errors):
         return _Answer(status, body, tuple(errors), True)
     return _Answer(status, body, (), status == 200)
-
-
-def _cause(error: BaseException) -> str:
-    """Return why a connection failed, without a text of the library."""
-    reason: BaseException | None = error
-    while reason is not None:
-        if isinstance(reason, OSError) and reason.errno and reason.errno > 0:
-            return os.strerror(reason.errno)
-        if type(reason).__name__ == "NameResolutionError":
-            return "its name is not known"
-        reason = reason.__cause__ or reason.__context__
-    return type(error).__name__
 
 
 def _ciphertext(wrapped_key: bytes) -> dict[str, object]:
@@ -588,6 +638,21 @@ def _check_ca_cert(path: str) -> None:
     except OSError as error:
         raise KmsConfigurationError(
             f"cannot read certificates from {path} ({CA_CERT} or VAULT_CACERT): {error.strerror}"
+        ) from None
+
+
+def _check_client_cert(cert: str, key: str) -> None:
+    try:
+        # With the password, OpenSSL does not ask the terminal for the one of an encrypted key.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password="")
+    except ssl.SSLError:
+        raise KmsConfigurationError(
+            f"{cert} and {key} ({CLIENT_CERT} and {CLIENT_KEY}) are not a certificate and its "
+            "unencrypted private key, in PEM"
+        ) from None
+    except OSError as error:
+        raise KmsConfigurationError(
+            f"cannot read {cert} and {key} ({CLIENT_CERT} and {CLIENT_KEY}): {error.strerror}"
         ) from None
 
 

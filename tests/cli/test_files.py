@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
@@ -38,7 +39,7 @@ from ags1.cli.exits import EXIT_STATUS, Exit
 from ags1.cli.files.encrypting import EncryptingOptions, encrypt
 from ags1.cli.files.sources import Job
 from ags1.cli.report import Report
-from ags1.keys import Keychain, read_sidecar
+from ags1.keys import Keychain, Sidecar, keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
 from ags1.writer import Writer
 
@@ -155,7 +156,7 @@ def test_a_file_comes_back(home: Path, size: int) -> None:
     assert succeed("encrypt", "a.avro").stdout == ""
     assert names(home) == ["a.avro", "a.avro.ags1", "a.avro.ags1.keys"]
     assert stat.S_IMODE((home / "a.avro.ags1").stat().st_mode) == 0o640
-    assert stat.S_IMODE((home / "a.avro.ags1.keys").stat().st_mode) == 0o600
+    assert stat.S_IMODE((home / "a.avro.ags1.keys").stat().st_mode) == 0o640
     source.unlink()
     assert succeed("verify", "a.avro.ags1").stdout == "a.avro.ags1: OK\n"
     assert succeed("cat", "a.avro.ags1").stdout_bytes == data
@@ -345,7 +346,6 @@ def test_a_run_killed_between_sidecar_and_file_is_taken_up(home: Path) -> None:
     assert run("encrypt", "a", "b", "--skip-existing").exit_code == 0
     succeed("verify", "a.ags1", "b.ags1")
     succeed("verify", "moved.ags1", "--sidecar", "a.ags1.keys")
-    assert stat.S_IMODE((home / "a.ags1.keys").stat().st_mode) == 0o600
     said = run("encrypt", "a", "b", "--skip-existing").stderr
     assert said == "ags1: 0 encrypted, 2 skipped (done already: 2)\n"
 
@@ -946,12 +946,15 @@ def test_what_is_changed_is_told_from_what_is_cut(home: Path) -> None:
         (b"AGS2" + whole[4:], 4),
         (whole[:4] + bytes(4) + whole[8:], 4),
         (whole[:50] + bytes([whole[50] ^ 1]) + whole[51:], 7),
-        (whole[:8] + whole[136:264] + whole[8:136] + whole[264:], 7),
+        (whole[:136] + whole[264:392] + whole[136:264] + whole[392:], 7),
+        # It begins with another block: it is another file, which no key is said to be of.
+        (whole[:8] + whole[136:264] + whole[8:136] + whole[264:], 5),
     ]:
         (home / "a.ags1").write_bytes(change)
-        assert "a.ags1: " in fail(code, "verify", "a.ags1")
-        assert "a.ags1: " in fail(code, "cat", "a.ags1")
-        assert "a.ags1: " in fail(code, "decrypt", "a.ags1", "-o", "x")
+        about = "a.ags1: " if code != 5 else "a.ags1.keys: none of its keys"
+        assert about in fail(code, "verify", "a.ags1")
+        assert about in fail(code, "cat", "a.ags1")
+        assert about in fail(code, "decrypt", "a.ags1", "-o", "x")
         assert not (home / "x").exists()
 
 
@@ -959,7 +962,37 @@ def test_a_sidecar_of_another_file_does_not_open(home: Path) -> None:
     for name in ("a", "b"):
         (home / name).write_bytes(TEXT)
     succeed("encrypt", "a", "b")
+    said = fail(5, "verify", "a.ags1", "--sidecar", "b.ags1.keys")
+    assert "b.ags1.keys: none of its keys is that of the file" in said
+    # What the sidecar says of the file is no more than a hint.
+    document = json.loads((home / "b.ags1.keys").read_bytes())
+    nonce = (home / "a.ags1").read_bytes()[8:20].hex()
+    document["encryption-keys"][1]["properties"]["ags1.nonce"] = nonce
+    (home / "b.ags1.keys").write_text(json.dumps(document))
     assert "a.ags1: block 0" in fail(7, "verify", "a.ags1", "--sidecar", "b.ags1.keys")
+
+
+@pytest.mark.parametrize("command", [["verify"], ["cat"], ["decrypt", "-o", "out", "-f"]])
+def test_a_pair_that_is_replaced_meanwhile_is_looked_at_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    find, left = keychain.find_sidecar, [2]
+
+    def replaced_before(path: str) -> Sidecar:
+        if left[0]:
+            left[0] -= 1
+            with monkeypatch.context() as patch:
+                patch.setattr(keychain, "find_sidecar", find)
+                succeed("encrypt", "-f", "a")
+        return find(path)
+
+    monkeypatch.setattr(keychain, "find_sidecar", replaced_before)
+    succeed(*command, "a.ags1")
+    assert left == [0]
+    left[0] = 1000  # without end
+    assert "was replaced" in fail(5, *command, "a.ags1")
 
 
 def test_a_pair_of_file_and_sidecar_can_be_exchanged(home: Path) -> None:
@@ -1085,6 +1118,59 @@ def test_json_is_a_line_for_each_file(home: Path) -> None:
     assert (bad["error"]["block"], bad["error"]["offset"]) == (1, 136)
     good = json.loads(succeed("decrypt", "a.ags1", "-o", "c", "--json").stdout)
     assert (good["output"], good["plaintext_size"]) == ("c", 300)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_a_sidecar_belongs_to_whom_its_file_belongs(home: Path) -> None:
+    def seen(name: str) -> tuple[int, int, int]:
+        status = (home / name).stat()
+        return stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+
+    def given(name: str, mode: int) -> None:
+        os.chown(home / name, 1234, 2345)
+        (home / name).chmod(mode)
+
+    (home / "a").write_bytes(TEXT)
+    (home / "a").chmod(0o664)
+    before = os.umask(0o002)
+    try:
+        succeed("encrypt", "a")
+        assert seen("a.ags1.keys") == seen("a.ags1") == (0o664, 0, 0)
+        for name in ("a", "a.ags1", "a.ags1.keys"):
+            given(name, 0o664)
+        for command in (
+            ["key", "rewrap", "."],
+            ["encrypt", "-f", "a"],
+            ["decrypt", "-f", "a.ags1"],
+            ["encrypt", "-f", "a", "--threads", "1"],
+        ):
+            succeed(*command)
+            for name in ("a", "a.ags1", "a.ags1.keys"):
+                assert seen(name) == (0o664, 1234, 2345), (command, name)
+        fsspec.filesystem("ags1", target_protocol="file").pipe(str(home / "a"), b"new")
+        assert seen("a.ags1.keys") == seen("a.ags1") == (0o664, 1234, 2345)
+        # One that an earlier release made private.
+        given("a.ags1.keys", 0o600)
+        succeed("encrypt", "-f", "a")
+        assert seen("a.ags1.keys") == (0o664, 1234, 2345)
+    finally:
+        os.umask(before)
+
+
+def test_a_temporary_file_that_stays_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    flip(home / "a.ags1", 20)
+    monkeypatch.setattr("ags1.atomic._NAMELESS", None)
+
+    def refused(path: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    monkeypatch.setattr(os, "unlink", refused)
+    result = run("decrypt", "-f", "a.ags1")
+    assert result.exit_code == 7
+    pattern = r"ags1: warning: .*\.ags1-\w+\.tmp: .* it is empty now: remove it\n"
+    assert re.match(pattern, result.stderr)
 
 
 def test_inspect_needs_no_key(home: Path) -> None:
@@ -1710,13 +1796,13 @@ if moment == "end":
     atexit.register(press)
 else:
     sys.meta_path.insert(0, Press())
-from ags1_program import main
+from ags1.cli import main
 sys.argv[1:] = ["info", "--seconds", "0"]
 main()
 """
 
 
-@pytest.mark.parametrize("moment", ["ags1", "ags1.bulk", "ags1.cli.app", "ags1.cli.info", "end"])
+@pytest.mark.parametrize("moment", ["ags1.errors", "ags1.cli.app", "ags1.cli.info", "end"])
 def test_ctrl_c_is_one_line_from_the_beginning_to_the_end(home: Path, moment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, moment], capture_output=True, text=True, check=False

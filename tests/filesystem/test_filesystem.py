@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import pickle
@@ -70,7 +71,8 @@ def test_the_command_line_reads_a_file_that_was_written_here(
     with local.open(f"{tmp_path}/x.csv", "wb") as file:
         file.write(TEXT)
     assert names(tmp_path) == ["x.csv.ags1", "x.csv.ags1.keys"]
-    assert (tmp_path / "x.csv.ags1.keys").stat().st_mode & 0o777 == 0o600
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
     command("verify", tmp_path / "x.csv.ags1")
     command("decrypt", tmp_path / "x.csv.ags1")
     assert (tmp_path / "x.csv").read_bytes() == TEXT
@@ -496,36 +498,91 @@ def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path
 
 
 @pytest.mark.parametrize("grows", [False, True], ids=["same size", "larger"])
-@pytest.mark.parametrize("when", ["read_starts", "_km"])
-@pytest.mark.parametrize("is_link", [False, True], ids=["file", "link"])
-def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
-    tmp_path: Path,
-    local: Ags1FileSystem,
-    monkeypatch: pytest.MonkeyPatch,
-    when: str,
-    grows: bool,
-    is_link: bool,
+@pytest.mark.parametrize("when", ["opened", "read_starts", "_km"])
+@pytest.mark.parametrize("kind", ["file", "link", "memory"])
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, grows: bool, kind: str
 ) -> None:
-    path = f"{tmp_path}/x"
-    if is_link:
+    protocol, path = ("memory", "/replaced/x") if kind == "memory" else ("file", f"{tmp_path}/x")
+    if kind == "link":
         (tmp_path / "x.ags1").symlink_to(_write(tmp_path / "target", b""))
+    fs, other = (
+        Ags1FileSystem(target_protocol=protocol, skip_instance_cache=True) for _ in range(2)
+    )
     old, new = TEXT, TEXT[:0:-1] + b"1" * (1 + 1000 * grows)
-    local.pipe_file(path, old)
-    holder = local._storage if when == "read_starts" else local
+    holder: Any = fs if when == "_km" else fs._storage
     step = getattr(holder, when)
-    other = Ags1FileSystem(fs=LocalFileSystem(), skip_instance_cache=True)
 
-    replaced: list[bool] = []
+    def replacing(is_before: bool, *arguments: Any) -> Any:
+        monkeypatch.setattr(holder, when, step)
+        found = None if is_before else step(*arguments)
+        other.pipe_file(path, new)
+        return step(*arguments) if is_before else found
 
-    def meanwhile(*arguments: Any) -> Any:
-        found = step(*arguments)
-        if not replaced:
-            replaced.append(True)
-            other.pipe_file(path, new)
-        return found
+    for is_before in (True, False):
+        fs.pipe_file(path, old)
+        monkeypatch.setattr(holder, when, functools.partial(replacing, is_before))
+        # A local file that was opened is read, with its key; an object that was, is no more.
+        has_both = when == "_km" or (when, is_before) == ("read_starts", False)
+        assert fs.cat_file(path) == (old if has_both and kind != "memory" else new)
 
-    monkeypatch.setattr(holder, when, meanwhile)
-    assert local.cat_file(path) == new
+
+class _Listed(MemoryFileSystem):  # type: ignore[misc]
+    """Keeps its listings, as s3fs, gcsfs and adlfs do."""
+
+    protocol = "listed"
+    cachable = False
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        path = self._strip_protocol(path)
+        if path not in self.dircache:
+            self.dircache[path] = [dict(one) for one in super().ls(path, detail=True)]
+        listed = self.dircache[path]
+        return listed if detail else [one["name"] for one in listed]
+
+    def info(self, path: str, **_: Any) -> Any:
+        path = self._strip_protocol(path)
+        listed = {one["name"]: one for one in self.dircache.get(self._parent(path), ())}
+        return listed[path] if path in listed else super().info(path)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.dircache.clear()
+
+
+@pytest.mark.parametrize("before", [0, 1000, 3_000_000])
+@pytest.mark.parametrize("after", [0, 5, 1000, 3_000_000])
+@pytest.mark.parametrize("with_keys", [False, True], ids=["sidecars", "key_for"])
+def test_a_listing_that_is_old_hides_no_new_file(before: int, after: int, with_keys: bool) -> None:
+    reader, writer = (Ags1FileSystem(fs=_Listed(), skip_instance_cache=True) for _ in range(2))
+    path = f"/listed/{os.urandom(4).hex()}/x"
+    writer.pipe_file(path, b"1" * before)
+    if with_keys:
+        keys = Keychain(LocalKms())
+        reader = Ags1FileSystem(
+            fs=_Listed(),
+            key_for=lambda _: keys.key_of(writer._sidecar_of(f"{path}.ags1")),
+        )
+    reader.ls(os.path.dirname(path))
+    writer.pipe_file(path, b"2" * after)
+    assert reader.cat_file(path) == b"2" * after
+
+
+@pytest.mark.parametrize("size", [3_000_000, 2_000_000])
+def test_an_object_that_is_replaced_while_it_is_open_is_no_attack(size: int) -> None:
+    fs = fsspec.filesystem("ags1", target_protocol="memory")
+    fs.pipe_file("/open/x", bytes(3_000_000))
+    with fs.open("/open/x") as file:
+        assert file.pread(0, 5) == bytes(5)
+        fs.pipe_file("/open/x", b"1" * size)
+        with pytest.raises(OSError, match="replaced the file while it was open") as told:
+            file.pread(2_900_000, 5)
+        assert told.value.errno == errno.ESTALE
+    data = bytearray(fs.fs.cat("/open/x.ags1"))
+    data[-1] ^= 1
+    with fs.open("/open/x") as file:
+        fs.fs.pipe("/open/x.ags1", bytes(data))
+        with pytest.raises(AuthenticationError):
+            file.pread(size - 5, 5)
 
 
 def test_the_sidecar_of_a_local_file_is_read_once(

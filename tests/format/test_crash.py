@@ -412,8 +412,10 @@ def test_an_exit_with_an_unclosed_writer_leaves_no_file(
     done = run_python(UNCLOSED.replace("HOW", how), target, check=False, timeout=60)
     assert done.stdout == "written\n"
     assert done.returncode == {"": 0, "sys.exit(3)": 3}.get(how, 1)
-    # What is behind the report of the script's own error, which comes first.
-    assert done.stderr.rpartition("No such file or directory: 'no/such/file'\n")[2] == ""
+    # The report of the script's own error comes first.
+    said = done.stderr.rpartition("No such file or directory: 'no/such/file'\n")[2]
+    told = f"ags1.errors.Ags1Error: {target}: the writer was not closed: nothing was written"
+    assert (said.count("Error"), said.splitlines()[-1]) == (2, told)
     assert list(tmp_path.iterdir()) == []
 
 

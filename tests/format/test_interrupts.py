@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,10 +65,8 @@ class Storm:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         signal.setitimer(signal.ITIMER_REAL, every, every)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                yield
-                gc.collect()
+            yield
+            gc.collect()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
@@ -854,20 +851,6 @@ def test_a_source_that_would_block_has_not_ended() -> None:
 
     with pytest.raises(BlockingIOError):
         ags1.open(Slow(), "rb", km).read()
-
-
-def test_an_unclosed_writer_is_cleaned_up_even_if_warnings_raise(tmp_path: Path) -> None:
-    file = ags1.open(tmp_path / "file", "wb")
-    file.write(b"data")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        previous, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        try:
-            del file
-            gc.collect()
-        finally:
-            sys.unraisablehook = previous
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_has_its_name_has_a_key(

@@ -98,8 +98,18 @@ def objects() -> dict[str, Any]:
     }
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("name", list(objects()))
+def _names() -> list[str]:
+    made = objects()
+    for value in made.values():
+        getattr(value, "abort", getattr(value, "close", bool))()
+    return list(made)
+
+
+NAMES = _names()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", NAMES)
 def test_no_text_of_an_object_holds_its_key(name: str, caplog: pytest.LogCaptureFixture) -> None:
     value = objects()[name]
     texts = [repr(value), str(value), f"{value}", f"{value!r:>50}"]
@@ -114,8 +124,8 @@ def test_no_text_of_an_object_holds_its_key(name: str, caplog: pytest.LogCapture
     value.close() if hasattr(value, "close") else None
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("name", list(objects()))
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_holds_a_key_is_pickled(name: str) -> None:
     value = objects()[name]
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):

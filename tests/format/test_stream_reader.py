@@ -1236,6 +1236,34 @@ def test_a_second_thread_waits_for_the_first_one_s_read() -> None:
     assert parts == {"first": data[4:504], "second": data[504:508]}
 
 
+@pytest.mark.parametrize("inner", ["pread", "read"])
+@pytest.mark.parametrize("outer", ["pread", "read"])
+def test_a_read_of_the_reader_by_its_own_file_is_refused(
+    inner: str, outer: str, in_a_fork: Callable[[Callable[[], object]], None]
+) -> None:
+    """As Python's own buffered reader refuses it. Waiting for the lock would never end."""
+    data = reference.pattern(1000)
+    stream = reference.encrypt(data, KEY, PREFIX, 100)
+    reads = {"pread": lambda: file.pread(500, 10), "read": lambda: file.read(10)}
+    refused = []
+
+    class File(io.BytesIO):
+        def readinto(self, buffer: Any, /) -> int:
+            if self.tell() >= 8 and not refused:
+                refused.append(None)
+                with pytest.raises(RuntimeError, match="reentrant call"):
+                    reads[inner]()
+            return super().readinto(buffer)
+
+    file = ags1.open(File(stream), "rb", KeyMetadata(KEY, PREFIX, len(stream)))
+
+    def read() -> None:
+        reads[outer]()
+        assert refused
+
+    in_a_fork(read)
+
+
 def test_a_read_within_a_read_of_the_same_thread_is_refused() -> None:
     """As a signal handler does that uses the stream which it has interrupted."""
     data = reference.pattern(1000)

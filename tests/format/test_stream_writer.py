@@ -17,6 +17,7 @@ import pickle
 import shutil
 import socket
 import stat
+import sys
 import tarfile
 import tempfile
 import threading
@@ -616,16 +617,21 @@ def test_abort_after_closing_does_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["wb", "wt"])
-def test_dropping_a_writer_leaves_no_file(tmp_path: Path, mode: str) -> None:
+def test_dropping_a_writer_leaves_no_file_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
     (tmp_path / "old").write_bytes(b"old")
     for path in (tmp_path / "new", tmp_path / "old"):
         file = ags1.open(path, mode)
         file.write(b"data" if mode == "wb" else "data")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            del file
-            gc.collect()
-        assert [w.category for w in caught] == [ResourceWarning]
+        del file
+        gc.collect()
+        assert (
+            str(said.pop().exc_value) == f"{path}: the writer was not closed: nothing was written"
+        )
+        assert not said
         assert names(tmp_path) == ["old"]
         assert (tmp_path / "old").read_bytes() == b"old"
 

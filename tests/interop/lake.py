@@ -52,6 +52,10 @@ class Lake:
         """Run a statement, with ``{t}`` for the table and ``{c}`` for the catalog."""
         return self.spark.sql(statement.format(t=f"{self.name}.{table}", c=self.name))
 
+    def refresh(self, table: str) -> None:
+        """Have Spark load a table again that Python, or somebody else, has changed."""
+        self.spark.refresh(f"{self.name}.{table}")
+
     def check(self, table: str, expected: dict[int, str | None]) -> EncryptedTable:
         """Compare the rows of both languages with a model, and verify every file."""
         loaded = self.ours.load_table(table)
@@ -59,6 +63,7 @@ class Lake:
         read = loaded.scan().to_arrow().to_pylist()
         assert {row["id"]: row["carrier"] for row in read} == expected
         assert len(read) == len(expected)
+        self.refresh(table)
         rows = self.sql("SELECT id, carrier FROM {t} ORDER BY id", table)
         assert [tuple(row) for row in rows] == sorted(expected.items())
         assert not [f for f in verify_table(loaded).findings if f.severity != "note"]

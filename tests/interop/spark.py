@@ -99,8 +99,11 @@ class SparkTables:
         return self._add(name, conf)
 
     def plugin_catalog(self, name: str, properties: Mapping[str, str]) -> str:
-        """Make a catalog of our plug-in, whose class ``catalog-impl`` names; return its name."""
-        return self._add(name, {"cache-enabled": "false", **properties})
+        """Make a catalog of our plug-in, whose class ``catalog-impl`` names; return its name.
+
+        Spark keeps loaded tables, as it does by default: ``refresh`` a table that others changed.
+        """
+        return self._add(name, properties)
 
     def _add(self, name: str, properties: Mapping[str, str]) -> str:
         self.session.conf.set(f"spark.sql.catalog.{name}", "org.apache.iceberg.spark.SparkCatalog")
@@ -109,6 +112,10 @@ class SparkTables:
         self._catalogs.add(name)
         self.sql(f"CREATE NAMESPACE IF NOT EXISTS {name}.{DATABASE}")
         return name
+
+    def refresh(self, table: str) -> None:
+        """Have Spark load a table again."""
+        self.sql(f"REFRESH TABLE {table}")
 
     def sql(self, statement: str) -> list[Any]:
         """Run a statement to its end and return the rows."""

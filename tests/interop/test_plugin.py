@@ -42,6 +42,7 @@ def test_statements_that_change_rows(lake: Lake, mode: str) -> None:
     del model[3]
     lake.check(table, model).append(pa.Table.from_pylist([{"id": 7, "carrier": "B6"}], SCHEMA))
     model[7] = "B6"
+    lake.refresh(table)
     lake.sql(
         "MERGE INTO {t} t USING (SELECT 1 id, 'new' carrier UNION ALL SELECT 8, 'HA' "
         "UNION ALL SELECT 6, NULL) s ON t.id = s.id "
@@ -366,6 +367,7 @@ class TestPins:
         path.with_name(f".{path.name}.crc").unlink()  # Hadoop's own, which anybody can write
         text = path.read_text()
         path.write_text(text.replace('"carrier"', '"karrier"'))
+        lake.refresh(table)
         assert "somebody has changed it" in refusal(lake, "SELECT * FROM {t}", table)
         path.write_text(text)
         lake.check(table, ROWS | {5: "DL"})
@@ -382,6 +384,7 @@ class TestPins:
             "UPDATE iceberg_tables SET metadata_location = ? WHERE table_name = ?",
             *(f"file:{stripped}", table.partition(".")[2]),
         )
+        lake.refresh(table)
         assert "as the key of the table" in refusal(lake, "SELECT * FROM {t}", table)
 
     def test_a_folder_that_leads_up_is_refused(self, lake: Lake) -> None:
@@ -398,7 +401,7 @@ class TestPins:
         assert "'..' may lead out of it" in refusal(lake, "SELECT * FROM {t}", table)
 
     def test_a_commit_that_another_one_precedes_is_made_again(self, lake: Lake) -> None:
-        table = lake.create([])
+        table = lake.create([], **{"commit.retry.num-retries": "20"})
         with ThreadPoolExecutor(4) as pool:
             inserts = [
                 pool.submit(lake.sql, f"INSERT INTO {{t}} VALUES ({n}, 'x')", table)

@@ -1,6 +1,7 @@
 """Random histories of one table, which Python and Spark through the plug-in change in turn.
 
-After each step both are asked for rows, row IDs and the sequence numbers of the last changes. A
+Spark keeps the loaded table from one step to the next, but for steps of Python's. After each step
+both are asked for rows, row IDs and the sequence numbers of the last changes. A
 model that is a dictionary says which rows there are, which of them the step has touched, and so
 which have to keep ID and number. ``make histories`` plays 200.
 """
@@ -192,6 +193,8 @@ def test_a_random_history(lake: Lake, number: int) -> None:
         change = pick.choice(kinds if len(history.rows) > 2 else kinds[:1])
         history.done.append(change.__name__)
         touched = change(history)
+        if change in OURS:
+            lake.refresh(history.table)
         after, sequence = history.compared(), history.loaded().metadata.last_sequence_number
         for row, (row_id, changed) in after.items():
             if row not in touched:

@@ -108,6 +108,18 @@ def test_an_unprotected_keyring_in_place_of_a_protected_one_is_refused(
     assert "which has none" in refusal(java, keyring | {"kms.local.passphrase": "any"})
 
 
+def test_the_open_file_is_asked_and_not_its_path(java: Java, tmp_path: Path) -> None:
+    """Somebody may exchange the file between the two."""
+    private, open_to_others = tmp_path / "private", tmp_path / "open"
+    for path, mode in ((private, 0o600), (open_to_others, 0o604)):
+        path.write_bytes(b"content")
+        path.chmod(mode)
+    call = "ags1.iceberg.kms.Exchanged.check"
+    assert java.call(call, path=str(private), other=str(open_to_others)) == "content"
+    with pytest.raises(JavaError, match="is open to others"):
+        java.call(call, path=str(open_to_others), other=str(private))
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604])
 def test_a_keyring_that_is_open_to_others_is_refused(
     java: Java, keyring: dict[str, str], mode: int

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ags1.errors import Ags1Error
+from ags1.errors import Ags1Error, AuthenticationError
 from ags1.iceberg.formats.parquet_modules import VerifiedParquet, verify_parquet
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.operations.verify.findings import Severity
@@ -71,7 +71,7 @@ def test_what_spark_writes_verifies_to_the_last_byte(
             authenticate(bytes(changed))
 
 
-def test_levels_that_java_leaves_in_the_clear_are_told(
+def test_levels_that_java_leaves_in_the_clear_are_told_and_not_believed(
     spark: SparkTables, kms: KmsClient, tmp_path: Path
 ) -> None:
     name = "enc.db.levels"
@@ -81,3 +81,6 @@ def test_levels_that_java_leaves_in_the_clear_are_told(
     result = verify_table(opened(spark, name, kms))
     assert (result.ok, result.data_files) == (True, 1)
     assert result.finding_counts["plain-levels"] == 1
+    for use in (lambda: opened(spark, name, kms).scan().to_arrow(), opened(spark, name, kms).rekey):
+        with pytest.raises(AuthenticationError, match="rewrite it in Spark"):
+            use()

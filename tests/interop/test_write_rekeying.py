@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.parquet.encryption import create_decryption_properties
 
-from ags1 import AuthenticationError
 from ags1.iceberg import EncryptedTable, verify_table
 from ags1.iceberg.read.records import DELETED, ContentFile
 from ags1.kms import KmsClient
@@ -31,18 +30,14 @@ PAGES = {
     "write.parquet.row-group-check-min-record-count": "50",
     "write.parquet.row-group-check-max-record-count": "100",
 }
-PARQUET: list[tuple[str, str, bool, dict[str, str]]] = [
-    ("zstd", "v1", True, {}),
-    ("gzip", "v1", False, PAGES),
-    ("snappy", "v1", True, PAGES),
-    ("uncompressed", "v1", False, {}),
-    ("zstd", "v2", True, PAGES),
-    ("gzip", "v2", False, {}),
-    ("snappy", "v2", False, PAGES),
-    ("uncompressed", "v2", True, PAGES),
-    ("lz4", "v1", True, {}),
-    ("zstd", "v1", True, {"write.parquet.bloom-filter-enabled.column.v": "true"}),
-    ("zstd", "v1", True, {"write.parquet.stats-enabled.column.v": "false"}),
+PARQUET: list[tuple[str, bool, dict[str, str]]] = [
+    ("zstd", True, {}),
+    ("gzip", False, PAGES),
+    ("snappy", True, PAGES),
+    ("uncompressed", False, {}),
+    ("lz4", True, {}),
+    ("zstd", True, {"write.parquet.bloom-filter-enabled.column.v": "true"}),
+    ("zstd", True, {"write.parquet.stats-enabled.column.v": "false"}),
 ]
 AVRO = ["gzip", "zstd", "snappy", "uncompressed"]
 ROWS_EACH = 150
@@ -87,17 +82,14 @@ def footer(file: ContentFile) -> pq.FileMetaData:
     return pq.read_metadata(path_of(file.file_path), decryption_properties=found)
 
 
-def described(footer: pq.FileMetaData, pages: str) -> list[dict[str, Any]]:
-    """Return what the footer says of each column chunk, but for where it lies. Pages of version 2
-    become such of version 1, as Java does not encrypt all of them."""
+def described(footer: pq.FileMetaData) -> list[dict[str, Any]]:
+    """Return what the footer says of each column chunk, but for where it lies."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     chunks = [g.column(number).to_dict() for g in groups for number in range(g.num_columns)]
     moved = {
         *("file_offset", "dictionary_page_offset", "data_page_offset"),
         *("total_compressed_size", "total_uncompressed_size"),
     }
-    if pages == "v2":
-        moved.add("encodings")
     return [{k: v for k, v in chunk.items() if k not in moved} for chunk in chunks]
 
 
@@ -168,21 +160,18 @@ def test_parquet_in_all_of_spark_s_forms(
 ) -> None:
     name = f"enc.{shared.new_name()}"
     spark.create(name, COLUMNS, tmp_path / "t", **BY_ROW)
-    for number, (codec, pages, dictionary, more) in enumerate(PARQUET):
+    for number, (codec, dictionary, more) in enumerate(PARQUET):
         properties = {
             "write.parquet.compression-codec": codec,
-            "write.parquet.page-version": pages,
             "write.parquet.dict-encoding-enabled.column.v": str(dictionary).lower(),
         }
         insert(spark, name, number, properties | more)
     spark.sql(f"DELETE FROM {name} WHERE id % 150 BETWEEN 100 AND 110 OR h = sha2('777', 256)")
-    with pytest.raises(AuthenticationError, match="rekey"):  # the pages of version 2
-        shared.taken_back(name).scan().to_arrow()
     name, old, new = rekeyed(spark, shared, name)
     assert len(new) == len(PARQUET)
-    for one, other, (codec, pages, dictionary, more) in zip(old, new, PARQUET, strict=True):
+    for one, other, (codec, dictionary, more) in zip(old, new, PARQUET, strict=True):
         footers = footer(one), footer(other)
-        assert described(footers[0], pages) == described(footers[1], pages)
+        assert described(footers[0]) == described(footers[1])
         assert footers[0].metadata == footers[1].metadata
         assert footers[0].schema.equals(footers[1].schema)
         chunk = footers[0].row_group(0).column(1)
@@ -190,8 +179,6 @@ def test_parquet_in_all_of_spark_s_forms(
         # Arrow has no name for LZ4 as Hadoop frames it.
         assert chunk.compression.lower() == {"lz4": "unknown"}.get(codec, codec)
         assert chunk.has_dictionary_page == dictionary
-        is_delta = "DELTA_BINARY_PACKED" in footers[0].row_group(0).column(0).encodings
-        assert is_delta == (pages == "v2")
         assert (footers[0].num_row_groups > 1) == (PAGES.items() <= more.items())
     check_found(spark, name)
 

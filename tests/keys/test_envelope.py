@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import pickle
-import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -300,7 +299,6 @@ def test_a_sidecar_has_the_form_of_a_tables_keys(tmp_path: Path) -> None:
         document["encryption-keys"][0]["key-id"],
     ]
     assert document["key-id"] == document["encryption-keys"][1]["key-id"]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
     again = read_sidecar(str(path))
     assert again == sidecar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import ags1
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError, KmsUnwrapError, encrypt
 from ags1.errors import (
     KmsAccessDeniedError,
     KmsError,
     KmsKeyDisabledError,
     KmsUnavailableError,
+    NoKeyError,
 )
 from ags1.keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
 from ags1.keys.keychain import key_of_file
@@ -62,14 +65,28 @@ def sealed(keychain: Keychain, folder: Path, count: int) -> dict[str, KeyMetadat
 def test_the_key_of_a_file_object_is_found_and_the_object_is_at_its_beginning_again(
     keyring: Callable[[str], Counting],
 ) -> None:
-    (old, old_km), (new, new_km) = encrypt(b"old"), encrypt(b"new")
+    (old, old_km), (new, new_km), (empty, empty_km) = map(encrypt, (b"old", b"new", b""))
+    header, header_km = empty[:8], empty_km.with_file_length(8)
     kek = KeyEncryptionKey.generate(keyring("a"), "default", key_size=32)
-    sidecar = Sidecar.seal(new_km, kek).with_keys_of(Sidecar.seal(old_km, kek))
-    for data, km in ((old, old_km), (new, new_km)):
-        file = io.BytesIO(data)
-        assert key_of_file(sidecar, lambda entry: kek, file) == km
-        assert file.read() == data
-    assert key_of_file(sidecar, lambda entry: kek, None) == new_km
+    named = {data: data[8:20] for data in (old, new, empty, header)}
+    # As earlier releases write them, as this one does, and one of each.
+    for nonces in ({}, named, {old: named[old]}, {new: named[new]}, {header: b""}):
+        kms = ((new, new_km), (old, old_km), (empty, empty_km), (header, header_km))
+        first, *rest = (Sidecar.seal(km, kek, nonces.get(data)) for data, km in kms)
+        sidecar = Sidecar.from_bytes(functools.reduce(Sidecar.with_keys_of, rest, first).to_bytes())
+        for data, km in kms:
+            file = io.BytesIO(data)
+            assert key_of_file(sidecar, lambda entry: kek, file) == km
+            assert file.read() == data
+        assert key_of_file(sidecar, lambda entry: kek, None) == new_km
+        other = io.BytesIO(bytes(encrypt(b"new")[0]))
+        if nonces == named:
+            with pytest.raises(NoKeyError, match="replaced, moved or put back"):
+                key_of_file(sidecar, lambda entry: kek, other)
+        else:
+            km = key_of_file(sidecar, lambda entry: kek, other)
+            with pytest.raises(AuthenticationError):
+                ags1.decrypt(other.read(), km)
 
 
 def test_one_kek_seals_a_run_and_one_call_opens_it(

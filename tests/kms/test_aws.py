@@ -634,10 +634,10 @@ def test_the_requests_are_those_of_java(faults: Faults, algorithm: str) -> None:
         assert faults.requests[2].json == {"KeyId": KEY_ARN, "NumberOfBytes": 24}
 
 
-def test_no_tls_is_unavailable(faults: Faults) -> None:
+def test_no_tls_is_told(faults: Faults) -> None:
     faults.script = [wrapped_ok]
     kms = faults.kms(kms__endpoint=faults.url.replace("http", "https"), kms__max_attempts="1")
-    with pytest.raises(KmsUnavailableError, match="TLS"):
+    with pytest.raises(KmsConfigurationError, match="TLS"):
         kms.wrap_key(KEY, KEY_ID)
     assert faults.requests == []
 

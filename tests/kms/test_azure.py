@@ -488,7 +488,7 @@ class TestCredentials:
         self, kms: AzureKms, server: AzureServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("REQUESTS_CA_BUNDLE")
-        with pytest.raises(KmsUnavailableError, match="trusted"):
+        with pytest.raises(KmsConfigurationError, match="trusted"):
             kms.wrap_key(KEY, "main")
         assert not server.requests
 

@@ -397,7 +397,7 @@ class TestCredentials:
         self, kms: GcpKms, server: GcpServer, key_id: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("REQUESTS_CA_BUNDLE")
-        with pytest.raises(KmsUnavailableError, match="no trusted TLS"):
+        with pytest.raises(KmsConfigurationError, match="not trusted"):
             kms.wrap_key(KEY, key_id)
         assert not server.requests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import functools
 import hashlib
 import json
@@ -14,7 +15,9 @@ import subprocess
 import sys
 import threading
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +29,8 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from kms_contract import KmsContract, everything_said, spellings
 
+from ags1 import private_file
+from ags1.atomic import AtomicFile
 from ags1.errors import (
     KmsAccessDeniedError,
     KmsConfigurationError,
@@ -187,6 +192,40 @@ def test_a_keyring_link_stays_a_link(keyring: Path, tmp_path: Path) -> None:
     assert LocalKms(str(keyring)).names() == ["default", "other"]
 
 
+@pytest.mark.parametrize("made", ["NFC", "NFD"])
+def test_a_passphrase_opens_in_each_form_of_unicode(tmp_path: Path, made: str) -> None:
+    path = str(tmp_path / "keyring.json")
+    forms = {form: unicodedata.normalize(form, "Pässwört Å").encode() for form in ("NFC", "NFD")}
+    LocalKms(path, passphrase=forms[made]).create_key("default")
+    for form in forms.values():
+        assert LocalKms(path, passphrase=form).names() == ["default"]
+    with pytest.raises(KmsAccessDeniedError, match="does not open"):
+        LocalKms(path, passphrase="Pässwört A".encode()).names()
+    # Earlier releases took a passphrase as it was given.
+    document = json.loads(Path(path).read_bytes())
+    keys = opened_independently(Path(path), forms["NFC"])
+    nonce = os.urandom(12)
+    cipher = AESGCM(independent_key(document, forms["NFD"]))
+    sealed = cipher.encrypt(nonce, json.dumps(keys).encode(), header_of(document))
+    document["keys"] = base64.b64encode(nonce + sealed).decode()
+    Path(path).write_text(json.dumps(document))
+    for form in forms.values():
+        assert LocalKms(path, passphrase=form).names() == ["default"]
+
+
+def test_a_passphrase_from_a_pipe_is_read_once(protected: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb") as pipe:
+        pipe.write(PASSPHRASE + b"\n")
+        pipe.close()
+        kms = LocalKms(str(protected), f"/dev/fd/{reading}")
+        assert kms.names() == ["default"]
+        kms.close()
+        assert kms.names() == ["default"]
+        with pytest.raises(TypeError, match="passphrase"):
+            pickle.dumps(kms)
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601, 0o610, 0o602])
 def test_a_keyring_of_ours_that_others_may_access_is_refused(keyring: Path, mode: int) -> None:
     keyring.chmod(mode)
@@ -194,6 +233,35 @@ def test_a_keyring_of_ours_that_others_may_access_is_refused(keyring: Path, mode
         kms_of(keyring).wrap_key(KEY, "default")
     with pytest.raises(KmsAccessDeniedError, match="open to others"):
         create_key(str(keyring), "other")
+
+
+def test_where_files_have_no_modes_a_keyring_needs_a_passphrase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on FAT or a share: every new file is open to all."""
+
+    def without_modes(*arguments: Any, mode: int, **named: Any) -> AtomicFile:
+        return AtomicFile(*arguments, mode=0o777, **named)
+
+    monkeypatch.setattr(private_file, "AtomicFile", without_modes)
+    path = tmp_path / "usb" / "keyring.json"
+    before = os.umask(0)
+    try:
+        with pytest.raises(KmsAccessDeniedError, match=r"would be open to others.*passphrase"):
+            create_key(str(path), "default")
+        assert os.listdir(path.parent) == ["keyring.json.lock"]
+        create_key(str(path), "default", passphrase=PASSPHRASE)
+        kms = LocalKms(str(path), passphrase=PASSPHRASE)
+        kms.rotate_key("default")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o777
+        wrapped = kms.wrap_key(KEY, "default")
+        assert LocalKms(str(path), passphrase=PASSPHRASE).unwrap_key(wrapped, "default") == KEY
+        # Without its passphrase it would be open to all.
+        with pytest.raises(KmsAccessDeniedError, match="would be open to others"):
+            remove_passphrase(str(path), PASSPHRASE)
+        assert LocalKms(str(path), passphrase=PASSPHRASE).names() == ["default"]
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -286,22 +354,41 @@ def test_a_mounted_secret(
         assert "chmod" not in default
 
 
-def test_the_property_that_allows_others_to_read(protected: Path, passphrase_file: Path) -> None:
-    properties = {
-        "encryption.kms-type": "local",
-        "kms.local.keyring": str(protected),
-        "kms.local.passphrase-file": str(passphrase_file),
-        "kms.allow-readable-files": "true",
-    }
-    for path in (protected, passphrase_file):
-        path.chmod(0o644)
-    kms = pickle.loads(pickle.dumps(kms_from_properties(properties)))
+def test_the_property_that_allows_others_to_read(
+    keyring: Path, protected: Path, passphrase_file: Path
+) -> None:
+    allowed = {"encryption.kms-type": "local", "kms.allow-readable-files": "true"}
+    given = {"kms.local.keyring": str(protected), "kms.local.passphrase-file": str(passphrase_file)}
+    kms = pickle.loads(pickle.dumps(kms_from_properties(allowed | given)))
     assert kms.unwrap_key(kms.wrap_key(KEY, "default"), "default") == KEY
-    for path in (protected, passphrase_file):
-        path.chmod(0o664)
+    for mode in (0o644, 0o664):
+        passphrase_file.chmod(mode)
+        if mode == 0o644:
+            kms_from_properties(allowed | given).wrap_key(KEY, "default")
+            continue
         with pytest.raises(KmsAccessDeniedError, match=r"open to others .* run chmod 600"):
-            kms_from_properties(properties).wrap_key(KEY, "default")
-        path.chmod(0o644)
+            kms_from_properties(allowed | given).wrap_key(KEY, "default")
+
+
+def test_the_property_that_allows_others_to_read_a_keyring(keyring: Path) -> None:
+    allowed = {"encryption.kms-type": "local", "kms.allow-readable-files": "true"}
+    given = allowed | {"kms.local.keyring": str(keyring)}
+    keyring.chmod(0o644)
+    assert kms_from_properties(given).wrap_key(KEY, "default")
+    keyring.chmod(0o664)
+    with pytest.raises(KmsAccessDeniedError, match=r"open to others .* run chmod 600"):
+        kms_from_properties(given).wrap_key(KEY, "default")
+
+
+def test_a_keyring_with_a_passphrase_may_be_open_to_others(protected: Path) -> None:
+    protected.chmod(0o666)
+    kms = LocalKms(str(protected), passphrase=PASSPHRASE)
+    assert kms.unwrap_key(kms.wrap_key(KEY, "default"), "default") == KEY
+    # Whoever puts one without a passphrase in its place is noticed.
+    protected.write_text(json.dumps({"format": "ags1-keyring", "version": 1, "keys": {}}))
+    for passphrase in (PASSPHRASE, lambda: PASSPHRASE, None):
+        with pytest.raises(KmsError):
+            LocalKms(str(protected), passphrase=passphrase).wrap_key(KEY, "default")
 
 
 def write_damaged(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -354,6 +441,8 @@ def test_no_variable_of_a_traceback_shows_a_master_key(
         unwritable(monkeypatch)
         call = functools.partial(kms.rotate_key, "default")
     elif failure == "open to others":
+        if protected:
+            pytest.skip("the passphrase protects it")
         keyring.chmod(0o644)
     elif failure == "passphrases":
         call = functools.partial(
@@ -1174,12 +1263,20 @@ def passphrase_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ending", "opens"), [(b"", True), (b"\n", True), (b"\n\n", False), (b"\r\n", False)]
+    ("begin", "ending", "opens"),
+    [
+        (b"", b"", True),
+        (b"", b"\n", True),
+        (b"", b"\r\n", True),
+        (b"\xef\xbb\xbf", b"\r\n", True),
+        (b"", b"\n\n", False),
+        (b"\n", b"", False),
+    ],
 )
-def test_one_newline_ends_a_passphrase_file(
-    protected: Path, passphrase_file: Path, ending: bytes, opens: bool
+def test_one_line_end_ends_a_passphrase_file(
+    protected: Path, passphrase_file: Path, begin: bytes, ending: bytes, opens: bool
 ) -> None:
-    passphrase_file.write_bytes(PASSPHRASE + ending)
+    passphrase_file.write_bytes(begin + PASSPHRASE + ending)
     kms = LocalKms(str(protected), str(passphrase_file))
     if opens:
         assert kms.names() == ["default"]
@@ -1396,6 +1493,28 @@ def test_every_change_keeps_a_link_and_the_mode(protected: Path, tmp_path: Path)
     assert stat.S_IMODE(protected.stat().st_mode) == 0o600
     assert LocalKms(str(protected)).names() == ["default", "other"]
     assert not Path(f"{path}.lock").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_one_process_at_a_time_changes_a_keyring(
+    keyring: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(fd: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("ags1.kms.keyring.fcntl.flock", refused)
+    kms = LocalKms(str(keyring))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: LocalKms(str(keyring)).create_key(f"key-{n}"), range(8)))
+    assert {f"key-{n}" for n in range(8)} < set(kms.names())
+    held = Path(f"{keyring}.lock.held")
+    assert not held.exists()
+    held.touch()
+    monkeypatch.setattr("ags1.kms.keyring._MOST_SECONDS", 0.1)
+    with pytest.raises(OSError, match=r"killed: remove this file.*\.lock\.held"):
+        kms.create_key("late")
+    held.unlink()
+    kms.create_key("late")
 
 
 def test_a_planted_lock_is_not_followed(keyring: Path, tmp_path: Path) -> None:

@@ -918,12 +918,12 @@ def test_a_login_sends_no_token_and_follows_an_expired_one(auth: str, tmp_path: 
             if auth == "approle"
             else {"role": "r", "jwt": "the.jwt.here"}
         )
-        # Never more than one more.
+        # No more after two tokens that served nobody.
         good = "hvs.none"
         server.requests.clear()
         with pytest.raises(KmsAccessDeniedError):
             kms.unwrap_key(WRAPPED, "orders")
-        assert len(server.requests) == 4
+        assert len(server.requests) == 10
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def main(kind: str, *arguments: str) -> int:
     if failed:
         return failed
     left_out = [f"--ignore=tests/format/{name}" for name in LEFT_OUT]
-    tests = [*arguments] or [*interpreter.tests, *left_out, "-m", "not slow and not interop"]
+    tests = [*arguments] or [*interpreter.tests, *left_out, "-m", "local and not slow"]
     once = python("-m", "pytest", "-q", *interpreter.pytest, *tests)
     if not interpreter.parallel:
         return once

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ...key_metadata import KeyMetadata
     from ..report import Report
-    from .decrypting import Reading
+    from .decrypting import Opened, Reading
     from .sources import Job, Plan
 
 
@@ -232,9 +232,9 @@ def decrypt(
     _refuse_json_beside_data(out, sources, output)
     plan = plan_decryption(sources, output, given.sidecar)
 
-    def work(job: Job, report: Report, key_metadata: KeyMetadata, options: Reading) -> None:
-        size = decrypt_file(job, key_metadata, options, durable=not no_fsync, overwrite=force)
-        report.succeeded(_facts(job, size, key_metadata))
+    def work(job: Job, report: Report, file: Opened, options: Reading) -> None:
+        size = decrypt_file(job, file, options, durable=not no_fsync, overwrite=force)
+        report.succeeded(_facts(job, size, file.km))
 
     return _for_each_opened(plan, given, work, out, "decrypted", verbose=verbose)
 
@@ -276,9 +276,9 @@ def cat(sources: Paths, offset: int, length: int | None, given: _OpeningOptions)
         raise click.UsageError("--offset and --length take one file, not several")
     stdout = BinaryOutput()
 
-    def work(job: Job, report: Report, key_metadata: KeyMetadata, options: Reading) -> None:
+    def work(job: Job, report: Report, file: Opened, options: Reading) -> None:
         stdout.refuse_source(job.source)
-        copy_out(job, key_metadata, options, stdout.write, offset=offset, length=length)
+        copy_out(job, file, options, stdout.write, offset=offset, length=length)
         stdout.flush()
 
     return _for_each_opened(plan, given, work, Output(quiet=True), "printed")
@@ -311,9 +311,9 @@ def verify(sources: Paths, given: _OpeningOptions, out: Output) -> int:
 
     plan = plan_reading(sources, given.sidecar)
 
-    def work(job: Job, report: Report, key_metadata: KeyMetadata, options: Reading) -> None:
-        size = check(job, key_metadata, options)
-        report.succeeded(_facts(job, size, key_metadata), f"{job.source_name}: OK")
+    def work(job: Job, report: Report, file: Opened, options: Reading) -> None:
+        size = check(job, file, options)
+        report.succeeded(_facts(job, size, file.km), f"{job.source_name}: OK")
 
     return _for_each_opened(plan, given, work, out, "verified")
 
@@ -352,7 +352,7 @@ def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> i
                 result["block_list"] = list(blocks_of(job, result))
         else:
             for key in result.get("keys", ()):
-                key.update({name: text and shortened(text) for name, text in key.items()})
+                key.update({n: shortened(text) for n, text in key.items() if isinstance(text, str)})
             for line in as_text(result).splitlines():
                 report.succeeded({}, line)
             if blocks:
@@ -371,24 +371,25 @@ def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> i
 def _for_each_opened(
     plan: Plan,
     given: _OpeningOptions,
-    work: Callable[[Job, Report, KeyMetadata, Reading], None],
+    work: Callable[[Job, Report, Opened, Reading], None],
     out: Output,
     done: str,
     *,
     verbose: bool = False,
 ) -> int:
-    """Do ``work`` for every encrypted file of a plan; it gets the file's key, too."""
+    """Do ``work`` for every encrypted file of a plan; it gets the open file and its key."""
     from ..kms.master_keys import decrypting_keychain
-    from .decrypting import Reading, key_metadata
+    from .decrypting import Reading, opened
     from .running import for_each
 
     keychain = decrypting_keychain(given.kms, given.keys)
 
-    def opened(job: Job, report: Report) -> None:
+    def open_and_work(job: Job, report: Report) -> None:
         options = Reading(given.threads, given.max_block_size, report.progress)
-        work(job, report, key_metadata(job, keychain), options)
+        with opened(job, keychain) as file:
+            work(job, report, file, options)
 
-    return for_each(plan, opened, out, done, verbose=verbose)
+    return for_each(plan, open_and_work, out, done, verbose=verbose)
 
 
 def _refuse_json_beside_data(out: Output, sources: Paths, output: str | None) -> None:

@@ -31,15 +31,24 @@ from typing import NamedTuple
 from ...atomic import AtomicFile
 from ...bulk import copy_through, decrypt_file, verify_file
 from ...cpu import usable_cpus
-from ...errors import Ags1Error, KeyMetadataError
+from ...errors import Ags1Error, KeyMetadataError, NoKeyError
 from ...key_metadata import KeyMetadata
 from ...keys import Keychain
+from ...keys.sidecar import MOST_TRIES, START_SIZE
 from ...reader import Reader
+from ...source import RegularFile, regular_file
 from ...stream import open as open_stream
 from ..console import STREAM, BinaryOutput, binary_input
 from .sources import Job, refuse_other_files
 
 _CHUNK_SIZE = 1 << 20
+
+
+class Opened(NamedTuple):
+    """An encrypted file that is open, or the path of a pipe, and its key."""
+
+    source: RegularFile | str
+    km: KeyMetadata
 
 
 class Reading(NamedTuple):
@@ -51,47 +60,63 @@ class Reading(NamedTuple):
     progress: Callable[[int, int], None]
 
 
-def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
-    """Return the key metadata of a job's file from its sidecar. Raises KeyMetadataError, KmsError;
-    of a file without sidecar that is no AGS1 file, FormatError."""
+@contextlib.contextmanager
+def opened(job: Job, keychain: Keychain) -> Iterator[Opened]:
+    """Open a job's file, and find its key in its sidecar. If another process replaces both just
+    now, the sidecar may not have the key of the file any more that was opened: then this looks at
+    both again. Raises KeyMetadataError, KmsError; of a file without sidecar that is no AGS1 file,
+    FormatError."""
     if not os.path.lexists(job.sidecar):
         if not job.is_pipe:
             refuse_other_files(job.source)
         message = "there is no such sidecar, and only it has the file's key (see --sidecar)"
         raise KeyMetadataError(message, file=job.sidecar)
-    return keychain.open(job.sidecar, None if job.is_pipe else job.source)
+    if job.is_pipe:
+        yield Opened(job.source, keychain.open(job.sidecar, None))
+        return
+    seen: object = None
+    for tries in range(MOST_TRIES):
+        with regular_file(job.source) as file:
+            try:
+                found = Opened(file, keychain.open(job.sidecar, file))
+            except NoKeyError:
+                looked_at = file.pread(0, START_SIZE)
+                if looked_at == seen or tries == MOST_TRIES - 1:
+                    raise
+                seen = looked_at
+                continue
+            yield found
+            return
 
 
-def decrypt(
-    job: Job, key_metadata: KeyMetadata, options: Reading, *, durable: bool, overwrite: bool
-) -> int:
+def decrypt(job: Job, file: Opened, options: Reading, *, durable: bool, overwrite: bool) -> int:
     """Write the plaintext to the job's target; return its size in bytes."""
     target = job.target
     assert target is not None
     if job.to_stream:
         output = BinaryOutput(target, overwrite=overwrite)
         output.refuse_source(job.source)
-        size = copy_out(job, key_metadata, options, output.write)
+        size = copy_out(job, file, options, output.write)
         output.flush()
         return size
     if job.is_pipe:
         with AtomicFile(target, overwrite=overwrite, durable=durable) as out:
-            return copy_out(job, key_metadata, options, out.write)
+            return copy_out(job, file, options, out.write)
     return decrypt_file(
-        job.source, target, key_metadata, **options._asdict(), durable=durable, overwrite=overwrite
+        file.source, target, file.km, **options._asdict(), durable=durable, overwrite=overwrite
     )
 
 
-def verify(job: Job, key_metadata: KeyMetadata, options: Reading) -> int:
+def verify(job: Job, file: Opened, options: Reading) -> int:
     """Verify all of a file, write nothing; return the plaintext's size in bytes."""
     if job.is_pipe:
-        return copy_out(job, key_metadata, options, lambda _: None)  # the plaintext is dropped
-    return verify_file(job.source, key_metadata, **options._asdict())
+        return copy_out(job, file, options, lambda _: None)  # the plaintext is dropped
+    return verify_file(file.source, file.km, **options._asdict())
 
 
 def copy_out(
     job: Job,
-    key_metadata: KeyMetadata,
+    file: Opened,
     options: Reading,
     write: Callable[[memoryview], object],
     *,
@@ -100,14 +125,12 @@ def copy_out(
 ) -> int:
     """Hand ``length`` bytes of the plaintext from ``offset`` on (None: to its end) to ``write``.
     Returns how many there were. Only the blocks that hold them are read, unless from a pipe."""
-    source = binary_input() if job.source == STREAM else job.source
+    source = binary_input() if job.source == STREAM else file.source
     # Reading ahead pays when the whole file is wanted.
     threads = (options.threads or usable_cpus()) if length is None else 1
     blocks = options.max_block_size
     with _named_input(job):
-        with open_stream(
-            source, "rb", key_metadata, threads=threads, max_block_size=blocks
-        ) as reader:
+        with open_stream(source, "rb", file.km, threads=threads, max_block_size=blocks) as reader:
             _go_to(reader, offset)
             return copy_through(reader, write, options.progress, 0, length)
 

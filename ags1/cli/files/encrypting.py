@@ -28,15 +28,15 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from ... import layout
-from ...atomic import temporary_path
-from ...bulk import encrypt_file
+from ...atomic import StagedFile
+from ...bulk import encrypt_opened
 from ...cpu import usable_cpus
 from ...descriptors import is_stream
-from ...errors import Ags1Error
 from ...key_metadata import KeyMetadata
 from ...keys import Keychain, Sidecar, write_sidecar
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.pairs import already_exists, check_link, present_sidecar, publish_pair, take_back
+from ...source import regular_file
 from ...stream import open as open_stream
 from ...writer import Writer
 from ..console import STREAM, BinaryOutput, binary_input
@@ -69,53 +69,51 @@ def encrypt(
     # A link is followed, as open() does; the temporary file belongs beside what it points to.
     target = os.path.realpath(job.target)
     _check_targets(job, overwrite=options.overwrite, takes_orphans=options.takes_orphans)
-    staged = temporary_path(target)
+    staged, key_metadata = _staged(job.target, job, options)
     try:
-        with _errors_about(staged, job.target):
-            if job.is_pipe:
-                key_metadata = _encrypt_pipe(job, staged, options)
-            else:
-                key_metadata = encrypt_file(
-                    job.source,
-                    staged,
-                    key_size=FILE_KEY_SIZE,
-                    block_size=options.block_size,
-                    threads=options.threads,
-                    durable=options.durable,
-                    progress=options.progress,
-                )
-            sidecar = keychain.seal(key_metadata)
-            publish_pair(
-                staged,
-                target,
-                sidecar,
-                job.sidecar,
-                overwrite=options.overwrite,
-                durable=options.durable,
-                takes_orphans=options.takes_orphans,
-            )
+        sidecar = keychain.seal(key_metadata, staged.temporary)
+        publish_pair(
+            staged.temporary,
+            target,
+            sidecar,
+            job.sidecar,
+            overwrite=options.overwrite,
+            durable=options.durable,
+            takes_orphans=options.takes_orphans,
+        )
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(staged)
+        staged.discard()
     return key_metadata, sidecar
 
 
-def _encrypt_pipe(job: Job, staged: str, options: EncryptingOptions) -> KeyMetadata:
-    writer = open_stream(
-        staged,
-        "xb",
-        key_size=FILE_KEY_SIZE,
-        block_size=options.block_size,
-        threads=options.threads or usable_cpus(),
-        durable=options.durable,
-    )
-    with _pipe_source(job) as chunks, writer:
-        size = 0
-        for chunk in chunks:
-            writer.write(chunk)
-            size += len(chunk)
-            options.progress(size, 0)
-    return writer.key_metadata
+def _staged(target: str, job: Job, options: EncryptingOptions) -> tuple[StagedFile, KeyMetadata]:
+    """Encrypt a job's source to a file that has no name yet."""
+    durable, block_size = options.durable, options.block_size
+    if job.is_pipe:
+        threads = options.threads or usable_cpus()
+        with _pipe_source(job) as chunks:
+            staged = StagedFile(target, overwrite=options.overwrite, durable=durable)
+            with open_stream(
+                staged, "wb", key_size=FILE_KEY_SIZE, block_size=block_size, threads=threads
+            ) as writer:
+                size = 0
+                for chunk in chunks:
+                    writer.write(chunk)
+                    size += len(chunk)
+                    options.progress(size, 0)
+        return staged, writer.key_metadata
+    with regular_file(job.source) as opened:
+        mode = opened.status.st_mode
+        with StagedFile(target, overwrite=options.overwrite, durable=durable, mode=mode) as staged:
+            key_metadata = encrypt_opened(
+                opened,
+                staged,
+                KeyMetadata.generate(FILE_KEY_SIZE),
+                block_size=block_size,
+                threads=options.threads,
+                progress=options.progress,
+            )
+    return staged, key_metadata
 
 
 def _encrypt_to_output(
@@ -221,18 +219,3 @@ def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
         if not job.is_pipe and os.path.samefile(job.source, path):
             message = f"{job.source} and this are the same file: give another -o"
             raise OSError(errno.EINVAL, message, path)
-
-
-@contextlib.contextmanager
-def _errors_about(staged: str, target: str) -> Iterator[None]:
-    """Let errors name the target instead of the temporary file."""
-    try:
-        yield
-    except Ags1Error as error:
-        if error.file == staged:
-            error.file = target
-        raise
-    except OSError as error:
-        if error.filename != staged:
-            raise
-        raise OSError(error.errno, error.strerror, target) from None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from ...errors import KMS_UNUSABLE, KmsError
-from ..console import Output
+from ..console import Output, warnings_as_lines
 from ..exits import EXPECTED
 from ..report import Report
 from .sources import Job, Plan, make_folder
@@ -32,7 +32,7 @@ def for_each(
     """Do ``work`` for every job; go on after failures. Returns the first failure's exit code. If
     files were skipped, a line says how many, and how many are ``done``, such as "encrypted"; with
     ``verbose``, a line for each says why."""
-    with Report(out, plan.total_size) as report:
+    with warnings_as_lines(quiet=out.quiet), Report(out, plan.total_size) as report:
         skipped = [*plan.skipped, *((job.source_name, _state(job)) for job in plan.done)]
         for file, reason in skipped if verbose else []:
             report.note(f"{file}: skipped: {reason}")

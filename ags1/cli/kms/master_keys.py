@@ -35,6 +35,15 @@ from ..exits import one_line
 from .options import KmsOptions, NewMasterKey
 from .plugins import failures_of, guarded
 
+# Properties that name a file, for those that hold the secret itself.
+_INSTEAD = {
+    "kms.local.passphrase": "kms.local.passphrase-file",
+    "kms.vault.secret-id": "kms.vault.secret-id-file",
+    "kms.vault.token": "kms.vault.token-file",
+}
+# Of the KMS for tests.
+_KEY_OF_TESTS = "encryption.kms.key."
+
 
 def settings_of(options: KmsOptions) -> Settings:
     """Return the settings of a run. Raises click.UsageError, KmsError. Warns on standard error,
@@ -49,6 +58,14 @@ def settings_of(options: KmsOptions) -> Settings:
     given = layer_of_options(
         options.kms_type, options.kms_properties, options.keyring, options.key_file
     )
+    for name in Properties(given.properties).secrets():
+        if name not in warned and not name.startswith(_KEY_OF_TESTS):
+            warned.add(name)
+            instead = _INSTEAD.get(name) or settings.variable_of(name)
+            print_error(
+                f"--kms-property {name}: other users of this machine can see the options of a "
+                f"command, and the shell keeps them: use {instead} or the configuration file"
+            )
     return settings.of_process(given).of_this_user()
 
 

@@ -20,8 +20,10 @@ made.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from pyiceberg.catalog import Catalog
@@ -30,7 +32,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Identifier, Properties
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
-from ...keys.manager import TABLE_KEY_ID
+from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..pyiceberg.catalogs import default_table_location
 from ..pyiceberg.redirection import refuse_redirection
 from ..pyiceberg.versions import check_tested_for_writing
@@ -47,9 +49,11 @@ from ..storage.trust import (
     parameters_trust,
 )
 from .base import Base, TableConfig, file_base
+from .metadata_file import CLOCK_SKEW_MS
 from .updates import apply_updates
 
 Update = dict[str, Any]
+_END_OF_9999 = 253_402_300_799
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,11 @@ class Commits:
         ``location``; return the table. Raises what the catalog raises."""
         return None
 
+    def drop(self, identifier: str | Identifier) -> None:
+        """Drop a table, with what the catalog keeps of it. Raises NoSuchTableError, and what the
+        catalog raises."""
+        self.catalog.drop_table(identifier)
+
     def forget(self, identifier: str | Identifier) -> None:
         """If no table has the name, delete what the catalog keeps of one that had it. The next one
         may be unencrypted, or under another key."""
@@ -239,11 +248,18 @@ class Commits:
         self._refuse_redirection(base.metadata, base.config, base.location)
         table_key_id(base.metadata, base.trust, base.location)
 
-    def _updated(
-        self, base: Base, updates: list[Update], new_key_id: str | None, now_ms: int
-    ) -> dict[str, Any]:
+    def _updated(self, base: Base, updates: list[Update], new_key_id: str | None) -> dict[str, Any]:
         """Return the metadata after the updates. Raises as ``commit``."""
-        metadata = apply_updates(base.metadata, updates, now_ms=now_ms)
+        metadata = apply_updates(base.metadata, updates, now_ms=now_ms())
+        last_ms = base.metadata["last-updated-ms"]
+        if last_ms > now_ms() + CLOCK_SKEW_MS:
+            last = datetime.fromtimestamp(min(last_ms // 1000, _END_OF_9999), tz=timezone.utc)
+            warnings.warn(
+                f"{'.'.join(base.identifier)} was last changed at {last:%Y-%m-%d %H:%M:%S} UTC, "
+                "which is in the future by this machine's clock: this change gets the same time. "
+                "Correct this clock if it is slow, or the other writer's if it was fast",
+                stacklevel=2,
+            )
         self._refuse_redirection(metadata, base.config, base.location)
         check_still_encrypted(base.metadata, metadata, new_key_id)
         return metadata

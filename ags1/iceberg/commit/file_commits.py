@@ -26,6 +26,7 @@ from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
 from ..spec.java_json import java_hash, metadata_hash
 from ..spec.requirements import check_requirements
+from ..storage.locations import new_input
 from ..storage.output import TableOutput
 from ..storage.table_folders import FOLDER_PROPERTIES, TableFolders
 from ..storage.trust import (
@@ -87,7 +88,7 @@ class FileCommits(Commits, ABC):
         if not updates:
             return base
         changes = plain_dicts(updates)
-        metadata = self._updated(base, changes, new_key_id, now_ms())
+        metadata = self._updated(base, changes, new_key_id)
         before_ms = base.metadata["last-updated-ms"]
         metadata, expired = with_metadata_log(metadata, base.location, before_ms)
         location = next_metadata_location(
@@ -188,7 +189,7 @@ class FileCommits(Commits, ABC):
 
     def _read(self, location: str, io: FileIO) -> Staged:
         """Return metadata that was written earlier, for a new table."""
-        with io.new_input(location).open() as stream:
+        with new_input(io, location).open() as stream:
             sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
         metadata = read_metadata(io, location, Trust(None, sha256))
         return self._staged(metadata, location, print_metadata(metadata), sha256, None)

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ..read.metadata import MAX_METADATA_SIZE
+from ..read.metadata import COMPRESSED, MAX_METADATA_SIZE
 from ..spec.java_json import java_print
 from ..storage.table_folders import TableFolders
 
@@ -22,7 +22,6 @@ DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 DEFAULT_PREVIOUS_VERSIONS_MAX = 100
 
 _EXTENSIONS = {"none": ".metadata.json", "gzip": ".gz.metadata.json"}
-_COMPRESSED = (_EXTENSIONS["gzip"], ".metadata.json.gz")
 # Java refuses a table whose log goes back in time by more than this.
 CLOCK_SKEW_MS = 60_000
 
@@ -40,7 +39,7 @@ def stored_form(text: bytes, location: str) -> bytes:
             f"the metadata has {len(text)} bytes, but at most {MAX_METADATA_SIZE >> 20} MiB are "
             "allowed: expire snapshots"
         )
-    return gzip.compress(text, mtime=0) if location.endswith(_COMPRESSED) else text
+    return gzip.compress(text, mtime=0) if location.endswith(COMPRESSED) else text
 
 
 def next_metadata_location(
@@ -70,7 +69,7 @@ def with_metadata_log(
     commit. The log keeps the last ``write.metadata.previous-versions-max`` files. Older ones are
     deleted if ``write.metadata.delete-after-commit.enabled`` is true and they are in the previous
     file's folder, because somebody may have changed the log. Raises ValueError if the first
-    property is not a number, or if the table's clock would go back."""
+    property is not a number."""
     if previous_location is None:
         return dict(metadata), []
     properties = metadata.get("properties") or {}
@@ -81,11 +80,6 @@ def with_metadata_log(
         raise ValueError(
             f"{PREVIOUS_VERSIONS_MAX} is {text!r}: change it to a whole number"
         ) from None
-    if metadata["last-updated-ms"] - previous_last_updated_ms < -CLOCK_SKEW_MS:
-        raise ValueError(
-            f"the table was updated at {previous_last_updated_ms} ms, but here it is "
-            f"{metadata['last-updated-ms']} ms: correct this machine's clock, which is slow"
-        )
     log = [
         *(metadata.get("metadata-log") or ()),
         {"timestamp-ms": previous_last_updated_ms, "metadata-file": previous_location},

@@ -1,4 +1,4 @@
-"""The updates that create a table, and the properties that an encrypted one may have."""
+"""The updates that create a table."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from pyiceberg.partitioning import PartitionSpec, assign_fresh_partition_spec_id
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 
-from ...key_metadata import KEY_SIZES
-from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..pyiceberg.defaults import check_defaults
-from ..read.metadata import FORMAT_VERSION
 from ..spec.column_types import check_sources, check_writable
+from ..spec.constants import FORMAT_VERSION
 from ..spec.java_json import schema_in_java_order
-from ..spec.properties import FORMAT_VERSION_PROPERTY, property_text, refuse_reserved
-from ..spec.table_keys import PRUNE_ON_COMMIT, prunes_on_commit
+from ..spec.properties import FILE_FORMAT, FORMAT_VERSION_PROPERTY, property_text, refuse_reserved
 from .metadata_file import PREVIOUS_VERSIONS_MAX, without_trailing_slash
 from .updates import LAST_ADDED
 
-_OF_ENCRYPTION = (TABLE_KEY_ID, DATA_KEY_LENGTH, PRUNE_ON_COMMIT)
-_FILE_FORMAT = "write.format.default"
 _PARQUET_CODEC = "write.parquet.compression-codec"
 _METRICS_OF_COLUMN = "write.metadata.metrics.column."
 
@@ -33,33 +28,6 @@ _COUNTS = (
     "commit.retry.max-wait-ms",
     "commit.retry.total-timeout-ms",
 )
-
-
-def check_encryption(properties: Mapping[str, str]) -> int:
-    """Return the length of an encrypted table's data keys (bytes). Raises ValueError for properties
-    that a new encrypted table cannot have."""
-    version = str(properties.get(FORMAT_VERSION_PROPERTY, FORMAT_VERSION))
-    if version != str(FORMAT_VERSION):
-        raise ValueError(
-            f"an encrypted table has format version {FORMAT_VERSION}, not {version}: remove the "
-            f"property {FORMAT_VERSION_PROPERTY!r}"
-        )
-    for name in properties:
-        if name.startswith("encryption.") and name not in _OF_ENCRYPTION:
-            raise ValueError(
-                f"the table property {name!r} does not exist: use {', '.join(_OF_ENCRYPTION)}"
-            )
-    prunes_on_commit(properties)  # raises for other text than true and false
-    file_format = properties.get(_FILE_FORMAT, "parquet")
-    if file_format.lower() not in ("parquet", "avro"):
-        raise ValueError(
-            "the data files of an encrypted table are parquet or avro, "
-            f"not {file_format}: change {_FILE_FORMAT!r}"
-        )
-    length = properties.get(DATA_KEY_LENGTH, str(DEFAULT_DATA_KEY_LENGTH))
-    if length not in map(str, KEY_SIZES):
-        raise ValueError(f"the property {DATA_KEY_LENGTH!r} must be 16, 24 or 32, not {length!r}")
-    return int(length)
 
 
 def new_table_updates(
@@ -85,7 +53,7 @@ def new_table_updates(
     refuse_reserved(texts)
     # As Java does for new tables. If the property is missing, Java uses gzip.
     texts.setdefault(_PARQUET_CODEC, "zstd")
-    check_writable(schema, is_avro=texts.get(_FILE_FORMAT, "").lower() == "avro")
+    check_writable(schema, is_avro=texts.get(FILE_FORMAT, "").lower() == "avro")
     check_defaults(schema)
     fresh_schema = assign_fresh_schema_ids(schema)
     _check_new_properties(texts, schema)

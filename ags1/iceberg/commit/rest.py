@@ -133,7 +133,7 @@ class RestCommits(Commits):
         check_requirements(base.metadata, required)
         if not sent:
             return base
-        expected = self._updated(base, sent, new_key_id, _time_after(base.metadata))
+        expected = self._updated(base, sent, new_key_id)
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
         if any(update["action"] == "remove-encryption-key" for update in sent):
             required += _same_refs(base.metadata, required)
@@ -267,7 +267,7 @@ class RestCommits(Commits):
         except CommitStateUnknownException as error:
             # The commit itself was not sent yet.
             raise CommitFailedException(str(error)) from error
-        expected = apply_updates(base.metadata, first, now_ms=_time_after(base.metadata))
+        expected = apply_updates(base.metadata, first, now_ms=now_ms())
         if _lost_keys(metadata, expected, set(_added_keys(first))):
             raise _server_loses_keys(base.identifier)
 
@@ -313,11 +313,6 @@ class RestCommits(Commits):
             _log.warning("%s is not dropped: another writer has committed to it", name)
         except Exception as error:
             _log.warning("%s is left behind: %s", name, type(error).__name__)
-
-
-def _time_after(metadata: Mapping[str, Any]) -> int:
-    """Return the time in ms, or the metadata's if a server's clock is ahead."""
-    return max(now_ms(), int(metadata["last-updated-ms"]))
 
 
 def _shows(

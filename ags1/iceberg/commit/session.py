@@ -7,9 +7,9 @@ the same version, and a commit replaces it as a whole. Knows nothing of rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
@@ -29,6 +29,8 @@ from ..write.view import TableView
 from .base import Base
 from .commits import Commits
 from .outcome import after_commit
+
+_T = TypeVar("_T")
 
 NO_CATALOG = (
     "a table that was opened by its metadata.json has no catalog to commit to: load it from one"
@@ -211,6 +213,19 @@ class TableSession(BuiltTable):
                 cache=keys.cache,
             )
             self.switch_to(version, base)
+
+    def or_newer(self, work: Callable[[], _T]) -> _T:
+        """Return ``work()``, which reads files of the table's present version. If one of them is
+        missing, load the table again. If somebody has committed since, such as an expiry that has
+        deleted the file, return ``work()`` for the newest version. Otherwise raise the error."""
+        before = self.version.json
+        try:
+            return work()
+        except FileNotFoundError:
+            self.refresh()
+            if self.version.json == before:
+                raise
+        return work()
 
     def switch_to(self, version: Version, before: Base) -> None:
         """Switch from the version ``before`` to ``version``, unless another thread has switched to

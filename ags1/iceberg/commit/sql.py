@@ -30,6 +30,7 @@ from sqlalchemy.orm import Session
 
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.sql import (
+    drop_sql_table,
     forget_pins,
     has_pins,
     is_sql_row,
@@ -69,6 +70,9 @@ class SqlCommits(FileCommits):
         location, pins = sql_table(self.catalog, name)
         known = {_OF_PINS[part]: value for part, value in pins.items()}
         return {TABLE_TYPE: ICEBERG, METADATA_LOCATION: location, **known}
+
+    def drop(self, identifier: str | Identifier) -> None:
+        drop_sql_table(self.catalog, identifier)
 
     def forget(self, identifier: str | Identifier) -> None:
         forget_pins(self.catalog, identifier)

@@ -21,11 +21,10 @@ from pyiceberg.exceptions import CommitFailedException
 from ...errors import MetadataIntegrityError
 from ...keys.envelope import EncryptedKey
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
-from ..read.metadata import FORMAT_VERSION
-from ..spec.constants import MAIN_BRANCH
+from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
 from ..spec.java_json import in_java_order, schema_in_java_order
 from ..spec.json_fields import json_object, string, whole, wholes
-from ..spec.properties import property_text, refuse_reserved
+from ..spec.properties import check_encryption, property_text, refuse_reserved
 from ..spec.refs import RETENTION, read_refs, ref_from_update
 from ..spec.shape import (
     FIRST_PARTITION_ID,
@@ -54,10 +53,11 @@ def apply_updates(
     metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], *, now_ms: int
 ) -> dict[str, Any]:
     """Return a table's metadata after updates, in Java's field order. The argument is not changed.
-    ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). The log of
-    metadata files stays as it is. Raises CommitFailedException if a snapshot was made for an older
-    version of the table: then it has to be made again. Raises ValueError for updates that are not
-    allowed, and MetadataIntegrityError (a ValueError too) for malformed metadata or updates."""
+    ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). If the table
+    was last updated later than that, by another clock, the change has the time of that update. The
+    log of metadata files stays as it is. Raises CommitFailedException if a snapshot was made for an
+    older version of the table: then it has to be made again. Raises ValueError for updates that are
+    not allowed, and MetadataIntegrityError (a ValueError too) for malformed metadata or updates."""
     try:
         table = _Table(metadata, updates, now_ms)
         for update in updates:
@@ -88,7 +88,8 @@ class _Table:
         self, metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], now_ms: int
     ) -> None:
         self._is_new = metadata is None
-        self._now_ms = now_ms
+        # Java cannot read a table whose times go back by more than a minute.
+        self._now_ms = max(now_ms, (metadata or {}).get("last-updated-ms", 0))
         self._table = _empty(updates) if metadata is None else _completed(metadata)
         self._is_changed = metadata is None
         # Whether the default spec and order have to be compared with the current schema.
@@ -167,7 +168,10 @@ class _Table:
         texts = {name: property_text(name, value) for name, value in changed.items()}
         refuse_reserved(texts)
         if texts:
-            self._table["properties"] = {**self._table["properties"], **texts}
+            before = self._table["properties"]
+            self._table["properties"] = {**before, **texts}
+            if TABLE_KEY_ID in self._table["properties"]:
+                check_encryption({n: t for n, t in texts.items() if before.get(n) != t})
             self._is_changed = True
 
     def _remove_properties(self, update: Mapping[str, Any]) -> None:
@@ -481,7 +485,7 @@ class _Table:
             if after - before < -CLOCK_SKEW_MS:
                 raise ValueError(
                     f"the table's history would have a change at {before} ms and the next one at "
-                    f"{after} ms: correct this machine's clock, or another writer's"
+                    f"{after} ms, and Java could not read that: make the snapshot again"
                 )
 
     def _check_keys(self) -> None:

@@ -134,7 +134,7 @@ class SentRecord:
         key_metadata = None if wrapped is None else unwrap_key(job, wrapped, self.path)
         return {
             **self.fields,
-            "key_metadata": None if key_metadata is None else key_metadata.to_bytes(),
+            "key_metadata": None if key_metadata is None else key_metadata.encoded(),
         }
 
 

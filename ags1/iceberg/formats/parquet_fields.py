@@ -1,6 +1,9 @@
-"""The ids of fields of Parquet's structures, under the names of parquet.thrift."""
+"""The ids of fields of Parquet's structures, under the names of parquet.thrift, and the types of
+those that a footer has."""
 
 from __future__ import annotations
+
+from .thrift import BINARY, I16, I32, I64, LIST, STRUCT, Types
 
 
 class FileMetaData:
@@ -89,3 +92,33 @@ class EncryptionAlgorithm:
 
 class AesGcmV1:
     AAD_PREFIX, AAD_FILE_UNIQUE, SUPPLY_AAD_PREFIX = 1, 2, 3
+
+
+_COLUMN_METADATA_TYPES: Types = {
+    **dict.fromkeys((1, 4, 15), I32),
+    **dict.fromkeys((5, 6, 7, 9, 10, 11, 14), I64),
+    2: (LIST, I32),
+    3: (LIST, BINARY),
+    13: (LIST, (STRUCT, dict.fromkeys((1, 2, 3), I32))),
+}
+_COLUMN_CHUNK_TYPES: Types = {
+    **dict.fromkeys((1, 9), BINARY),
+    **dict.fromkeys((5, 7), I32),
+    **dict.fromkeys((2, 4, 6), I64),
+    3: (STRUCT, _COLUMN_METADATA_TYPES),
+    8: (STRUCT, {}),
+}
+_ROW_GROUP_TYPES: Types = {
+    1: (LIST, (STRUCT, _COLUMN_CHUNK_TYPES)),
+    **dict.fromkeys((2, 3, 5, 6), I64),
+    7: I16,
+}
+_SCHEMA_ELEMENT_TYPES: Types = {**dict.fromkeys((1, 2, 3, 5, 6, 7, 8, 9), I32), 4: BINARY}
+# Parsers skip a field of another type than these, or read it as if it had the right one.
+FILE_METADATA_TYPES: Types = {
+    1: I32,
+    2: (LIST, (STRUCT, _SCHEMA_ELEMENT_TYPES | {10: (STRUCT, {})})),
+    3: I64,
+    4: (LIST, (STRUCT, _ROW_GROUP_TYPES)),
+    9: BINARY,
+}

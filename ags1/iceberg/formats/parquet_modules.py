@@ -16,9 +16,10 @@ Encryption": AES_GCM_V1, an encrypted footer, one key). Each part in brackets is
 
 So if a module is exchanged for another one, its tag does not verify. The AAD of a footer ends with
 the module type, and only data pages and their headers have a page number. Nothing authenticates the
-id of the file. If it could have any length, it could end with the bytes that follow it in the AAD
-of a page, and this page would verify as a footer. So it must have the 8 bytes that all writers give
-it.
+crypto metadata. If the id could have any length, it could end with the bytes that follow it in the
+AAD of a page, and this page would verify as a footer. So the id must have the 8 bytes that all
+writers give it, and the structure must be, byte for byte, the one that we would print: then no
+parser can read it in another way.
 
 An unencrypted file has the same parts without lengths, nonces and tags. It ends with its footer,
 the footer's length and PAR1.
@@ -42,6 +43,7 @@ from ...geometry import trusted_length
 from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC
 from .parquet_fields import (
+    FILE_METADATA_TYPES,
     AesGcmV1,
     BloomFilterHeader,
     ColumnChunk,
@@ -56,7 +58,7 @@ from .parquet_fields import (
     PageType,
     RowGroup,
 )
-from .thrift import STRUCT, Struct, parse, value
+from .thrift import BINARY, STRUCT, TRUE, Struct, check_types, parse, print_struct, value
 
 Fetch: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 
@@ -64,9 +66,10 @@ WINDOW_SIZE = 4 << 20
 _LENGTH_SIZE = 4
 _OVERHEAD = 12 + 16  # nonce and tag
 _TAIL_SIZE = 64 << 10
-_MAX_CRYPTO_SIZE = 64 << 10
+_MAX_CRYPTO_SIZE = 256
 _HEADER_SIZE = 16 << 10  # most page headers fit into this, with their statistics
 FILE_ID_SIZE = 8
+_WITH_FOOTER_KEY: Struct = {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
 _MAX_ORDINAL = 0x7FFF  # they are 16 bits with a sign
 
 # What Python raises for fields that are missing or of another type.
@@ -168,16 +171,26 @@ def verify_parquet(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) ->
     return VerifiedParquet(rows, source.modules, source.padding_size(), source.plain_levels_size)
 
 
-def check_algorithm(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) -> None:
-    """Refuse a file whose pages another reader would decrypt without authenticating them.
+def check_end(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) -> bytes:
+    """Authenticate a file's footer. Return the end of the file, from the crypto metadata on.
 
-    The crypto metadata before the footer names the algorithm, and nothing authenticates it. Whoever
-    can write the file can change AES_GCM_V1 into AES_GCM_CTR_V1, and Arrow obeys.
+    Another reader that gets these bytes reads what was checked, and authenticates each page.
     Arguments and errors as for ``verify_parquet``.
     """
     source = ParquetSource(fetch, actual_size, key_metadata)
     with parsing():
-        source.read_crypto_metadata()
+        _, end = source.read_end()
+    return end
+
+
+def print_crypto_metadata(file_id: bytes, supplies_prefix: bool | None) -> bytes:
+    """Return the structure before the footer. ``supplies_prefix`` says whether the reader has to
+    know an AAD prefix; None leaves the field out, which means no."""
+    algorithm: Struct = {AesGcmV1.AAD_FILE_UNIQUE: (BINARY, file_id)}
+    if supplies_prefix is not None:
+        algorithm[AesGcmV1.SUPPLY_AAD_PREFIX] = TRUE, supplies_prefix
+    algorithms: Struct = {EncryptionAlgorithm.AES_GCM_V1: (STRUCT, algorithm)}
+    return print_struct({FileCryptoMetaData.ENCRYPTION_ALGORITHM: (STRUCT, algorithms)})
 
 
 @contextmanager
@@ -241,32 +254,45 @@ class ParquetSource:
 
     def footer(self) -> Struct:
         """Return the file's metadata. Raises FormatError unless it is a whole Parquet file."""
-        if self._km is None:
-            start = self._footer_start(PARQUET_MAGIC)
-            footer, _ = parse(self._take(start, self._size - 8 - start))
-            if FileMetaData.ENCRYPTION_ALGORITHM in footer:
-                raise FormatError("a Parquet file with keys of its own, which Iceberg's never have")
-        else:
-            start, at = self.read_crypto_metadata()
-            text, end = self._open(at, ModuleType.FOOTER, b"", self._size - 8)
-            if end != self._size - 8:
-                raise FormatError("the footer is not as long as the file's end says", offset=start)
-            footer, _ = parse(text)
+        footer, end = self.read_end()
         # This is read last, because the pages that are read next follow it in the file.
         magic = PARQUET_MAGIC if self._km is None else ENCRYPTED_PARQUET_MAGIC
         if self._take(0, 4) != magic:
             raise FormatError("this file does not begin as a Parquet file does", offset=0)
-        self._covered += [(0, 4), (start, self._size)]
+        self._covered += [(0, 4), (self._size - len(end), self._size)]
         return footer
 
-    def read_crypto_metadata(self) -> tuple[int, int]:
-        """Check the algorithm, and read the file's part of the AAD. Return where the structure
-        begins and ends. It is not authenticated itself. But with a wrong AAD no module verifies."""
+    def read_end(self) -> tuple[Struct, bytes]:
+        """Return the file's metadata, and the end of the file from which it was parsed. Of an
+        encrypted file, it is authentic, and all columns are encrypted under the footer's key."""
+        if self._km is None:
+            end = self._end(PARQUET_MAGIC)
+            footer, _ = parse(end[:-8])
+        else:
+            end = self._end(ENCRYPTED_PARQUET_MAGIC)
+            # What follows is read from these bytes alone.
+            self._window, self._window_start = memoryview(end), self._size - len(end)
+            at = self._window_start + self._read_crypto_metadata(end)
+            text, stop = self._open(at, ModuleType.FOOTER, b"", self._size - 8)
+            if stop != self._size - 8:
+                raise FormatError("the footer is not as long as the file's end says", offset=at)
+            footer, _ = parse(text)
+        check_types(footer, FILE_METADATA_TYPES)
+        if FileMetaData.ENCRYPTION_ALGORITHM in footer:
+            raise FormatError("a Parquet file with keys of its own, which Iceberg's never have")
+        for chunk in chunks(footer) if self._km is not None else ():
+            crypto = value(chunk.fields, ColumnChunk.CRYPTO_METADATA)
+            if crypto != _WITH_FOOTER_KEY or ColumnChunk.ENCRYPTED_COLUMN_METADATA in chunk.fields:
+                raise FormatError(
+                    f"column {chunk.column} is not encrypted under the key of the footer, as all "
+                    "columns of Iceberg's files are"
+                )
+        return footer, end
+
+    def _read_crypto_metadata(self, end: bytes) -> int:
+        """Check the structure, and take the file's part of the AAD from it. Return its size."""
         assert self._km is not None
-        start = self._footer_start(ENCRYPTED_PARQUET_MAGIC)
-        # The length may be forged, so read no more than such a structure can have.
-        length = min(self._size - 8 - start, _MAX_CRYPTO_SIZE)
-        crypto, size = parse(self._take(start, length))
+        crypto, size = parse(end[:_MAX_CRYPTO_SIZE])
         algorithms = value(crypto, FileCryptoMetaData.ENCRYPTION_ALGORITHM)
         algorithm = value(algorithms, EncryptionAlgorithm.AES_GCM_V1)
         if algorithm is None:
@@ -274,47 +300,50 @@ class ParquetSource:
                 "the file has its pages read without authenticating them (it does not say "
                 "AES_GCM_V1), which Iceberg forbids: it was changed"
             )
-        aad_prefix = self._km.aad_prefix or b""
-        stored = value(algorithm, AesGcmV1.AAD_PREFIX)
-        if stored is not None and stored != aad_prefix:
-            raise FormatError("the AAD prefix in the file is not that of its key metadata")
-        is_supplied = value(algorithm, AesGcmV1.SUPPLY_AAD_PREFIX, False)
-        if stored is None and aad_prefix and not is_supplied:
-            raise FormatError("the file does not say that its AAD prefix is supplied")
         file_id = value(algorithm, AesGcmV1.AAD_FILE_UNIQUE)
         if len(file_id) != FILE_ID_SIZE:
             raise FormatError(
                 f"the id of the file in its AAD has {len(file_id)} bytes, not {FILE_ID_SIZE}: "
                 "somebody has changed it, or an unknown program wrote the file"
             )
+        aad_prefix = self._km.aad_prefix or b""
+        supplies = value(algorithm, AesGcmV1.SUPPLY_AAD_PREFIX)
+        # The id, the flag if there is a prefix, each once, and nothing else: no stored prefix.
+        structure = print_crypto_metadata(file_id, supplies)
+        if bool(supplies) != bool(aad_prefix) or not end.startswith(structure):
+            raise FormatError(
+                "the structure before the footer is not as Iceberg's writers make it: somebody has "
+                "changed it, or an unknown program wrote the file"
+            )
         self._file_aad = aad_prefix + file_id
-        return start, start + size
+        return size
 
-    def _footer_start(self, magic: bytes) -> int:
-        """Return where the footer, or the crypto metadata before it, begins."""
+    def _end(self, magic: bytes) -> bytes:
+        """Return the file's end, from the footer or the crypto metadata before it on."""
         if self._size < 12:
             raise FormatError("too short for a Parquet file", offset=0)
         # The whole footer of most files fits into this.
         size = min(self._size, _TAIL_SIZE)
-        tail = self._take(self._size - size, size)
-        if tail[-4:] != magic:
-            if tail[-4:] == PARQUET_MAGIC:
+        end = self._take(self._size - size, size)
+        if end[-4:] != magic:
+            if end[-4:] == PARQUET_MAGIC:
                 raise NotEncryptedError("this file has a key, but is an unencrypted Parquet file")
-            end = magic.decode()
-            raise FormatError(f"this file does not end with {end}", offset=self._size - 4)
-        start = self._size - 8 - int.from_bytes(tail[-8:-4], "little")
-        if start < 4:
+            raise FormatError(
+                f"this file does not end with {magic.decode()}", offset=self._size - 4
+            )
+        last = bytes(end[-8:])
+        length = int.from_bytes(last[:4], "little") + 8
+        if length > self._size - 4:
             raise FormatError("the footer's length is impossible", offset=self._size - 8)
-        return start
+        if length > size:
+            end = self._take(self._size - length, length)
+            if end[-8:] != last:
+                raise TruncatedError("the file changed while it was read", offset=self._size - 8)
+        return bytes(end[-length:])
 
     def pages(self, chunk: Chunk) -> Iterator[Page]:
         """Yield a column chunk's pages in order. Raises FormatError unless they have as many values
         as the footer says."""
-        crypto = value(chunk.fields, ColumnChunk.CRYPTO_METADATA, {})
-        if ColumnCryptoMetaData.WITH_COLUMN_KEY in crypto:
-            raise FormatError(
-                f"column {chunk.column} has a key of its own, which Iceberg's never have"
-            )
         meta = chunk.meta
         start = value(meta, ColumnMetaData.DATA_PAGE_OFFSET)
         dictionary = value(meta, ColumnMetaData.DICTIONARY_PAGE_OFFSET, 0)

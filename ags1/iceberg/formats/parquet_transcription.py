@@ -18,19 +18,16 @@ import pyarrow as pa
 
 from ..._gcm import Checksum, random_bytes
 from ..._messages import seal
-from ...errors import FormatError
+from ...errors import AuthenticationError, FormatError
 from ...geometry import claim_key
 from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC
 from .parquet_fields import (
-    AesGcmV1,
     ColumnChunk,
     ColumnCryptoMetaData,
     ColumnMetaData,
     DataPageHeader,
     DataPageHeaderV2,
-    EncryptionAlgorithm,
-    FileCryptoMetaData,
     FileMetaData,
     OffsetIndex,
     PageEncodingStats,
@@ -52,8 +49,9 @@ from .parquet_modules import (
     chunks,
     page_modules,
     parsing,
+    print_crypto_metadata,
 )
-from .thrift import BINARY, I16, I32, I64, STRUCT, TRUE, Struct, parse, print_struct, value
+from .thrift import I16, I32, I64, STRUCT, Struct, parse, print_struct, value
 
 Write: TypeAlias = "Callable[[bytes], Any]"
 
@@ -158,7 +156,7 @@ class _Transcription:
         self._chunks = list(chunks(footer))
         self._levels = [(repeated, optional) for _, repeated, optional in _leaves(footer)]
         self._write_bytes = write
-        self._key = key_metadata.encryption_key
+        self._km = key_metadata
         self._file_id = random_bytes(FILE_ID_SIZE)
         self._file_aad = (key_metadata.aad_prefix or b"") + self._file_id
         self._has_prefix = bool(key_metadata.aad_prefix)
@@ -183,6 +181,13 @@ class _Transcription:
         dictionary_offset: int | None = None
         locations: list[tuple[int, int]] = []
         for page in self._source.pages(chunk):
+            if self._source.plain_levels_size:
+                raise AuthenticationError(
+                    "Java wrote pages of version 2, which leave unauthenticated which values are "
+                    "null and where lists begin: the file is not encrypted again as if that were "
+                    "genuine. Set write.parquet.page-version=v1, and rewrite it in Spark "
+                    "(rewrite_data_files)"
+                )
             if value(page.header, PageHeader.TYPE) == PageType.DATA_PAGE_V2:
                 had_v2 = True
                 page = _as_version_1(page, codec, self._levels[chunk.column])
@@ -257,18 +262,14 @@ class _Transcription:
     def _end(self, tally: _Tally) -> ParquetContents:
         self._footer.pop(FileMetaData.FOOTER_SIGNING_KEY_METADATA, None)
         start = self._at
-        algorithm: Struct = {AesGcmV1.AAD_FILE_UNIQUE: (BINARY, self._file_id)}
-        if self._has_prefix:
-            algorithm[AesGcmV1.SUPPLY_AAD_PREFIX] = TRUE, True  # the key metadata has it
-        algorithms: Struct = {EncryptionAlgorithm.AES_GCM_V1: (STRUCT, algorithm)}
-        crypto: Struct = {FileCryptoMetaData.ENCRYPTION_ALGORITHM: (STRUCT, algorithms)}
-        self._write(print_struct(crypto))
+        # Without a prefix, no field says so. The key metadata has it.
+        self._write(print_crypto_metadata(self._file_id, self._has_prefix or None))
         self._write(self._encrypted(ModuleType.FOOTER, b"", print_struct(self._footer)))
         self._write(struct.pack("<I", self._at - start) + ENCRYPTED_PARQUET_MAGIC)
         return tally.contents(self._at)
 
     def _encrypted(self, kind: ModuleType, ordinals: bytes, text: bytes | memoryview) -> bytes:
-        sealed = seal(self._key, text, self._file_aad + bytes([kind]) + ordinals)
+        sealed = seal(self._km.encryption_key, text, self._file_aad + bytes([kind]) + ordinals)
         return struct.pack("<I", len(sealed)) + sealed
 
     def _write(self, data: bytes) -> None:

@@ -3,7 +3,8 @@
 
 A struct becomes a dict from field id to ``(type, value)``, and a list becomes ``(element type,
 values)``. The types and the unknown fields are there, so that a structure can be printed again
-without loss. Follows the Thrift compact protocol specification. Knows nothing of what the
+without loss. What another parser could read in another way is refused: a field that is there
+twice, and a number that is too long for its type. Follows the Thrift compact protocol specification. Knows nothing of what the
 structures mean. It is compiled, because a Parquet file has a structure for each of its pages.
 """
 
@@ -35,6 +36,7 @@ TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range
 
 # For annotations; the stub has the types inside.
 Struct = dict
+Types = dict
 
 cdef enum:
     MAX_DEPTH = 32
@@ -77,7 +79,31 @@ def value(dict fields, field_id, default=None):
     return default if found is None else found[1]
 
 
+def check_types(dict fields, dict types):
+    """Raise FormatError if a field of ``types`` has another type. ``types`` has by a field's id its
+    type, for structs ``(STRUCT, types)``, and for lists ``(LIST, type of the elements)``."""
+    for field_id, wanted in types.items():
+        found = fields.get(field_id)
+        if found is not None:
+            check_type(found[0], found[1], wanted)
+
+
 # -- parsing
+
+cdef int check_type(int kind, content, wanted) except -1:
+    inside = None
+    if type(wanted) is tuple:
+        wanted, inside = wanted
+    if kind != wanted:
+        raise FormatError("a structure of the file has a field of a type that Parquet's has not")
+    if kind == KIND_STRUCT:
+        check_types(content, inside)
+    elif kind == KIND_LIST:
+        kind, items = content
+        for item in items:
+            check_type(kind, item, inside)
+    return 0
+
 
 cdef dict read_struct(Cursor *source, int depth):
     cdef dict found = {}
@@ -88,6 +114,8 @@ cdef dict read_struct(Cursor *source, int depth):
         field_id = field_id + (header >> 4) if header >> 4 else read_integer(source)
         if not -MAX_FIELD_ID <= field_id <= MAX_FIELD_ID:
             raise FormatError("a structure of the file has a field that Thrift does not have")
+        if field_id in found:
+            raise FormatError("a structure of the file has a field twice")
         kind = header & 0x0F
         if kind == KIND_TRUE or kind == KIND_FALSE:
             found[field_id] = TRUE, kind == KIND_TRUE
@@ -99,10 +127,16 @@ cdef dict read_struct(Cursor *source, int depth):
 
 cdef object read_value(Cursor *source, int kind, int depth):
     cdef uint64_t count
+    cdef int64_t number, limit
     cdef int header, inner
     cdef list items
-    if kind == KIND_I32 or kind == KIND_I64 or kind == KIND_I16:
+    if kind == KIND_I64:
         return read_integer(source)
+    if kind == KIND_I32 or kind == KIND_I16:
+        number, limit = read_integer(source), <int64_t>1 << (31 if kind == KIND_I32 else 15)
+        if not -limit <= number < limit:
+            raise FormatError("a number of the file is too long")
+        return number
     if kind == KIND_BINARY:
         return read_bytes(source, read_varint(source))
     if kind == KIND_STRUCT:

@@ -205,21 +205,23 @@ class _PlaintextRemoval:
     verify: Verify | None
 
     def continued(self, base: Base) -> MigrationResult:
-        """Finish an earlier migration, whose result is ``base``. Raises ValueError if the table was
-        encrypted under another master key, or if no unencrypted version is known."""
+        """Finish an earlier migration, whose result is ``base``. If no unencrypted version is
+        known, nothing is left to do. Raises ValueError if the table was encrypted under another
+        master key."""
         stated = base.metadata["properties"][TABLE_KEY_ID]
-        if stated == self.key_id:
-            # Nothing confirms the earlier metadata, so it may not name folders.
-            folders = self.folders(base)
-            for location in reversed(folders.versions(logged_metadata(base.metadata))):
-                try:
-                    metadata = read_metadata(self.output.io, location, Trust())
-                except (FileNotFoundError, MetadataIntegrityError):
-                    continue
-                if is_plaintext(metadata):
-                    before = replace(base, metadata=metadata, location=location)
-                    return MigrationResult(0, 0, 0, (), *self.run(before, base, folders))
-        raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
+        if stated != self.key_id:
+            raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
+        # Nothing confirms the earlier metadata, so it may not name folders.
+        folders = self.folders(base)
+        for location in reversed(folders.versions(logged_metadata(base.metadata))):
+            try:
+                metadata = read_metadata(self.output.io, location, Trust())
+            except (FileNotFoundError, MetadataIntegrityError):
+                continue
+            if is_plaintext(metadata):
+                before = replace(base, metadata=metadata, location=location)
+                return MigrationResult(0, 0, 0, (), *self.run(before, base, folders))
+        return MigrationResult(0, 0, 0, (), PlaintextFiles((), (), (), folders))
 
     def run(
         self, before: Base, after: Base, folders: TableFolders

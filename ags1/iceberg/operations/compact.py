@@ -343,8 +343,10 @@ def rewrite_data_files(
     expression = parse_row_filter(row_filter)
     table.output()  # raises if the table cannot be written to
     at_once = RewriteThreads(threads)
-    plan = plan_compaction(
-        table.view().at(branch), options, expression, case_sensitive=case_sensitive
+    plan = table.or_newer(
+        lambda: plan_compaction(
+            table.view().at(branch), options, expression, case_sensitive=case_sensitive
+        )
     )
     if dry_run or plan.is_empty:
         return plan.expected()

@@ -189,8 +189,7 @@ class _Erasing:
         before = expiry.view.metadata
         prune_keys(table)
         expired = by_id(before).keys() - by_id(table.version.json).keys()
-        earlier = EarlierVersions(table, [before])
-        files = earlier.find_files()
+        earlier, files = self._earlier([before])
         deleted, failed = _delete_in_order(files, output, table.folders)
         metadata_files: tuple[str, ...] = ()
         if not failed:
@@ -248,10 +247,18 @@ class _Erasing:
         }
         if is_changed and head is not None and head not in others:
             ids.append(head)
-        earlier = EarlierVersions(self._table)
-        files = earlier.find_files(plan.snapshot_ids)
+        earlier, files = self._earlier((), plan.snapshot_ids)
         done = Erasure(rewritten, tuple(ids), files.locations, earlier.locations)
         return replace(done, remaining=tuple(self._remaining(done, files, earlier)))
+
+    def _earlier(
+        self, known: Sequence[Mapping[str, Any]], snapshot_ids: tuple[int, ...] = ()
+    ) -> tuple[EarlierVersions, ExpiredFiles]:
+        def found() -> tuple[EarlierVersions, ExpiredFiles]:
+            earlier = EarlierVersions(self._table, known)
+            return earlier, earlier.find_files(snapshot_ids)
+
+        return self._table.or_newer(found)
 
     def _remaining(
         self, done: Erasure, files: ExpiredFiles, earlier: EarlierVersions

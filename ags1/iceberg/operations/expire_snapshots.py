@@ -89,11 +89,16 @@ def expire_snapshots(
     folders = table.folders
     step = ExpiryStep(plan_for)
     steps: list[Step] = [step, KeyStep(prune)] if prune_keys else [step]
+    files = ExpiredFiles()
     if dry_run:
-        attempt = Attempt(table, ManifestCache())
-        attempt.apply(steps)
-        attempt.finish()
-        after = attempt.view.metadata
+
+        def would() -> tuple[dict[str, Any], ExpiredFiles]:
+            attempt = Attempt(table, ManifestCache())
+            attempt.apply(steps)
+            attempt.finish()
+            return attempt.view.metadata, step.plan.find_files(step.view.files, folders)
+
+        after, files = table.or_newer(would)
     else:
         commit_steps(table, *steps)
         after = table.version.json
@@ -103,14 +108,16 @@ def expire_snapshots(
     done = Expiry(
         plan.snapshot_ids,
         plan.refs,
-        ExpiredFiles(),
+        files,
         key_ids=tuple(key_id for key_id in key_ids if key_id not in kept),
     )
-    if dry_run:
-        return replace(done, files=plan.find_files(view.files, folders))
-    if not delete_files:
+    if dry_run or not delete_files:
         return done
-    files = plan.find_files(view.files, folders, TableView(after, table.files))
+
+    def found() -> ExpiredFiles:
+        return plan.find_files(view.files, folders, table.view())
+
+    files = table.or_newer(found)
     return replace(done, files=files, failed=files.delete(table.output(), progress))
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ... import oneshot, strict_json
+from ..._key_metadata import EncodedKeyMetadata
 from ...errors import Ags1Error, KmsError, KmsUnwrapError
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
@@ -29,6 +30,7 @@ from ...kms.client import wraps_with_public_key
 from ...layout import DEFAULT_BLOCK_SIZE
 from ..read.records import ContentFile
 from ..storage.listing import list_files
+from ..storage.locations import new_input
 from ..storage.output import TableOutput
 from ..write.executors import Identity
 
@@ -92,9 +94,10 @@ class Journal:
             return
         self.prepare()
         assert self._kek is not None
-        text = json.dumps({"table-uuid": self._table_uuid, "files": self._waiting}).encode()
         sealed = oneshot.encrypt(
-            text, km=KeyMetadata.generate(self._key_size), block_size=DEFAULT_BLOCK_SIZE
+            json.dumps({"table-uuid": self._table_uuid, "files": self._waiting}).encode(),
+            km=KeyMetadata.generate(self._key_size),
+            block_size=DEFAULT_BLOCK_SIZE,
         )
         wrapped = self._kek.wrap_key_metadata(sealed.key_metadata, purpose=_PURPOSE)
         keys = {"kek": self._kek.entry.to_dict(), "key": wrapped.to_dict()}
@@ -131,7 +134,7 @@ class Journal:
         return sorted(f for f in list_files(self._io, self._folder) or () if f.endswith(_SUFFIX))
 
     def _read(self, location: str, keks: dict[bytes, KeyEncryptionKey]) -> list[dict[str, Any]]:
-        with self._io.new_input(location).open() as stream:
+        with new_input(self._io, location).open() as stream:
             stored = bytes(stream.read(_MAX_SIZE + 1))
         head, _, sealed = stored.partition(b"\n")
         try:
@@ -148,18 +151,18 @@ class Journal:
             key_metadata = kek.unwrap_key_metadata(
                 EncryptedKey.from_dict(keys["key"]), purpose=_PURPOSE
             )
-            text = oneshot.decrypt(sealed, key_metadata)
+            part: dict[str, Any] = json.loads(oneshot.decrypt(sealed, key_metadata))
+            files: list[dict[str, Any]] = part["files"]
+            for note in files:
+                encoded = base64.b64decode(note.pop("key-metadata"))
+                note["key-metadata"] = EncodedKeyMetadata(encoded)
         except _NOT_A_PART as error:
             if isinstance(error, KmsError) and not isinstance(error, KmsUnwrapError):
                 raise
             kind = type(error).__name__
             _log.warning("%s is skipped, its files are rewritten: %s", location, kind)
             return []
-        part: dict[str, Any] = json.loads(text)
-        if part["table-uuid"] != self._table_uuid:
-            return []
-        files: list[dict[str, Any]] = part["files"]
-        return files
+        return files if part["table-uuid"] == self._table_uuid else []
 
     def _is_usable(self, new: ContentFile) -> bool:
         key_metadata = new.key
@@ -194,5 +197,5 @@ def _from_note(old: ContentFile, note: Mapping[str, Any]) -> ContentFile:
         file_size_in_bytes=note["size"],
         column_sizes=None if sizes is None else dict(sizes),
         split_offsets=None if offsets is None else tuple(offsets),
-        key_metadata=base64.b64decode(note["key-metadata"]),
+        key_metadata=note["key-metadata"],
     )

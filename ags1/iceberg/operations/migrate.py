@@ -5,6 +5,7 @@ Data files are rewritten one for one and keep their rows, row IDs and sequence n
 deletes of version 2 become deletion vectors. What is on disk after each step::
 
     before           00003.metadata.json -> snap-1.avro -> m0.avro -> x.parquet, p-deletes.parquet
+    0  trial         The first rows of x are read: what no reader here can read is not encrypted
     1  files         + x'.parquet, encrypted; + migration/*.journal, which notes x' and its key
                      A run that is killed here is continued by the next one.
     2  vectors       + deletes.puffin: the rows of p, as a deletion vector for x'
@@ -28,24 +29,28 @@ from typing import Any
 
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
 from ..commit.updates import apply_updates
-from ..read.metadata import FORMAT_VERSION, is_plaintext
-from ..read.records import DATA, ContentFile
-from ..spec.column_types import with_types
-from ..spec.constants import MAIN_BRANCH
+from ..read.columns import FileReader
+from ..read.metadata import is_plaintext
+from ..read.records import DATA, POSITION_DELETES, ContentFile
+from ..spec.column_types import as_stored, readable
+from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
+from ..spec.parsable import parsable
+from ..spec.properties import check_encryption
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
-from ..write.executors import Done, RewriteExecutor
+from ..write.executors import Done, Identity, RewriteExecutor
 from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView
 from .deletion import statistics_updates
 from .journal import Journal
 from .plain_snapshots import plain_manifests, plain_reader
-from .rewrite import RewritePlan, Rewriter, plan_rewrite, read_snapshot
+from .rewrite import Contents, RewritePlan, Rewriter, plan_rewrite, read_snapshot
 
 Update = dict[str, Any]
 
@@ -104,24 +109,34 @@ class Migration:
         self._journal: Journal | None = None
         self._vector_files: set[str] = set()
         self._used: set[str] = set()
+        self._tried: set[Identity] = set()
 
     def plan(self, metadata: Mapping[str, Any]) -> MigrationPlan:
         """Return what a migration of the table with this metadata does. Writes nothing. Raises
         ValueError if the table is encrypted already, or has other branches and tags than main and
         ``drop_refs`` is false; NotImplementedError for ORC files and for a snapshot without a
-        manifest list; what reading manifests and delete files raises."""
+        manifest list; FormatError, which names the file, if the first rows of a file cannot be read
+        as the table's columns; what reading manifests and delete files raises."""
         refs = tuple(name for name in _refs(metadata) if name != MAIN_BRANCH)
         _check(metadata, () if self._drop_refs else refs)
         snapshot = _current_snapshot(metadata)
         if snapshot is None:
             return MigrationPlan(RewritePlan(), 0, refs)
-        parsed = TableMetadataUtil.parse_obj(with_types(metadata))
+        parsed = TableMetadataUtil.parse_obj(parsable(metadata))
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
         contents = read_snapshot(manifests, files, parsed, plain_reader(files, parsed))
+        self._try_files(FileReader(files, parsed, as_stored(readable(parsed.schema()))), contents)
         plan = plan_rewrite(contents, contents.entries.keys())
         rows = sum(e.file.record_count for e in plan.files if e.file.content == DATA)
         return MigrationPlan(plan, rows, refs)
+
+    def _try_files(self, reader: FileReader, contents: Contents) -> None:
+        """Raise FormatError if the reader of the encrypted table would not read a file."""
+        files = [e.file for name, e in contents.entries.items() if name not in self._tried]
+        files = [file for file in files if file.content != POSITION_DELETES]
+        list(ExecutorFactory.get_or_create().map(reader.try_file, files))
+        self._tried.update(file.identity for file in files)
 
     def produce(self, metadata: Mapping[str, Any]) -> MigrationCommit:
         """Rewrite the files that are not rewritten yet; return the commit upon this metadata. If
@@ -258,6 +273,7 @@ def _check(metadata: Mapping[str, Any], other_refs: tuple[str, ...]) -> None:
         raise ValueError(
             f"the table is encrypted already: it has {TABLE_KEY_ID!r} or 'encryption-keys'"
         )
+    check_encryption(metadata.get("properties") or {})
     version = metadata.get("format-version")
     if version not in range(1, FORMAT_VERSION + 1):
         raise ValueError(

@@ -44,7 +44,7 @@ from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
 from ..storage.listing import ListedFile, list_with_times
-from ..storage.locations import FileNames, real_file
+from ..storage.locations import FileNames, new_input, real_file
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import METADATA_ENDINGS, TableFolders
@@ -154,8 +154,12 @@ def find_orphans(
         )
     if prefix_mismatch_mode not in get_args(PrefixMismatchMode):
         raise ValueError(f"prefix_mismatch_mode {prefix_mismatch_mode!r} is unknown")
-    search = _Search(table, older_than_ms, location)
-    orphans = search.run(refresh)
+
+    def searched() -> tuple[_Search, OrphanFiles]:
+        search = _Search(table, older_than_ms, location)
+        return search, search.run(refresh)
+
+    search, orphans = table.or_newer(searched)
     return replace(orphans, files=_without_mismatches(orphans.files, search, prefix_mismatch_mode))
 
 
@@ -378,7 +382,7 @@ def _is_version(location: str) -> bool:
 def _uuid_of(files: TableFiles, location: str) -> str | None:
     """Return the UUID of the table in a metadata file; None if the file is gone or has none."""
     try:
-        with files.inner.new_input(location).open() as stream:
+        with new_input(files.inner, location).open() as stream:
             beginning: Any = stream.read(_BEGINNING)
     except FileNotFoundError:
         return None

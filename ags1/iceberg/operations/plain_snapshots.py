@@ -21,6 +21,7 @@ from ..read.deletes import PuffinCache
 from ..read.records import DELETED, Manifest
 from ..read.snapshots import MANIFEST, parsed
 from ..read.tasks import TaskReader
+from ..storage.locations import new_input
 from ..storage.table_files import TableFiles
 
 
@@ -78,7 +79,7 @@ def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[PlainManife
 
 def read_plain(io: FileIO, location: str) -> bytes:
     """Return a file's bytes."""
-    with io.new_input(location).open() as stream:
+    with new_input(io, location).open() as stream:
         return bytes(stream.read())
 
 

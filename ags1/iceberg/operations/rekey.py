@@ -238,10 +238,14 @@ def rekey(
     meter = Meter(progress)
     rewriter = Rewriter(transaction.output, executor or RewriteThreads(threads), meter.done)
     rekeying = Rekeying(rewriter, Choice(select, expression, case_sensitive, exposed))
-    view = table.view().at(branch)
-    plan = rekeying.plan(view)
+
+    def planned() -> tuple[RewritePlan, int]:
+        view = table.view().at(branch)
+        return rekeying.plan(view), rekeying.plaintext_manifests(view)
+
+    plan, manifests = table.or_newer(planned)
     meter.total = plan.size
-    done = Rekeyed(len(plan.files), plan.size, rekeying.plaintext_manifests(view))
+    done = Rekeyed(len(plan.files), plan.size, manifests)
     if dry_run or (plan.is_empty and not done.manifests):
         return done
     # What other writers removed stays removed, and their new deletes are applied.

@@ -33,10 +33,12 @@ from pyiceberg.types import (
 from pyiceberg.utils.config import Config
 
 from ...arrow_nested import with_child, without_hidden_nulls
-from ...avro.variants import VariantType
+from ...avro.projection import default_of
+from ...avro.variants import VARIANT_PARTS, VariantType
 from ..spec.column_types import VARIANT, WKB, as_bytes, as_stored, extensions
 
 __all__ = [
+    "TableSchema",
     "arrow_schema",
     "check_arrow_schema",
     "downcasts_ns_timestamps",
@@ -71,6 +73,38 @@ def arrow_schema(schema: Schema, *, include_field_ids: bool = True) -> pa.Schema
     return converted
 
 
+class TableSchema(Schema):
+    """A table's schema that PyIceberg's ``schema_to_pyarrow`` converts as ``arrow_schema`` does, so
+    that Polars finds the names of extension types in it. PyIceberg knows no variants."""
+
+    @classmethod
+    def of(cls, schema: Schema) -> Schema:
+        """Return the schema in this form; as it is if it has no extension types."""
+        if not extensions([schema]):
+            return schema
+        identifiers = schema.identifier_field_ids
+        return cls(*schema.fields, schema_id=schema.schema_id, identifier_field_ids=identifiers)
+
+    def select(self, *names: str, case_sensitive: bool = True) -> Schema:
+        """Return a selection of the columns, in this form too."""
+        return self.of(super().select(*names, case_sensitive=case_sensitive))
+
+
+@visit.register(TableSchema)
+def _(schema: TableSchema, visitor: Any) -> Any:
+    if type(visitor) is _ConvertToArrowSchema:
+        return arrow_schema(schema, include_field_ids=visitor._include_field_ids)
+    return visitor.schema(schema, visit(schema.as_struct(), visitor))
+
+
+@visit.register(VariantType)
+def _(_: VariantType, visitor: Any) -> Any:
+    """Polars also converts single columns, in plain schemas."""
+    if type(visitor) is _ConvertToArrowSchema:
+        return pa.struct([pa.field(n, pa.large_binary(), nullable=False) for n in VARIANT_PARTS])
+    return visitor.primitive(VariantType())
+
+
 class _Projection(ArrowProjectionVisitor):
     """PyIceberg's projection with three corrections. Null lists and maps of structs stay null, and
     do not become empty. Dates are read as times if format version 3 promotes the column. A struct
@@ -85,6 +119,8 @@ class _Projection(ArrowProjectionVisitor):
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
         kind = field.field_type
+        if not isinstance(kind, PrimitiveType):
+            return values
         if isinstance(kind, TimestampType | TimestampNanoType) and pa.types.is_date32(values.type):
             return values.cast(schema_to_pyarrow(kind, include_field_ids=False))
         return super()._cast_if_needed(field, values)
@@ -92,6 +128,11 @@ class _Projection(ArrowProjectionVisitor):
     def struct(
         self, struct: StructType, struct_array: pa.Array | None, field_results: builtins.list[Any]
     ) -> pa.Array | None:
+        if struct_array is not None:
+            results = zip(struct.fields, field_results, strict=True)
+            field_results = [
+                self._default(f, len(struct_array)) if r is None else r for f, r in results
+            ]
         array = super().struct(struct, struct_array, field_results)
         if array is None or all(
             result is not None or field.field_type.is_primitive
@@ -99,6 +140,13 @@ class _Projection(ArrowProjectionVisitor):
         ):
             return array
         return without_hidden_nulls(array)
+
+    def _default(self, field: NestedField, count: int) -> pa.Array | None:
+        """Return the initial default of a struct; None for other fields."""
+        if field.initial_default is None or not isinstance(field.field_type, StructType):
+            return None
+        kind = schema_to_pyarrow(field.field_type, include_field_ids=False)
+        return pa.repeat(pa.scalar(default_of(field, "initial_default"), kind), count)
 
     def list(
         self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None
@@ -133,16 +181,16 @@ def project(
     wanted: Schema,
     file_schema: Schema,
     batch: pa.RecordBatch,
-    downcast_ns_timestamp_to_us: bool,
     missing: Mapping[int, Any],
     extensions: Mapping[int, dict[bytes, bytes]],
 ) -> pa.RecordBatch:
-    """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID.
+    """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID. If a
+    file has nanoseconds and the column has not, they are cut to microseconds, as in PyIceberg.
     ``missing`` has the values of columns that the file does not have. ``extensions`` are those of
     ``column_types``."""
     visitor = _Projection(
         file_schema,
-        downcast_ns_timestamp_to_us,
+        downcast_ns_timestamp_to_us=True,
         projected_missing_fields=dict(missing),
         allow_timestamp_tz_mismatch=True,
     )

@@ -7,11 +7,14 @@ shows null for a field that was renamed later, and cannot show UUIDs.
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -23,9 +26,17 @@ from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform, Transform, VoidTransform
-from pyiceberg.types import IcebergType, NestedField, StructType, UUIDType
+from pyiceberg.types import (
+    DecimalType,
+    FixedType,
+    IcebergType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+    UUIDType,
+)
 
-from ..spec.column_types import without_uuids
+from ..spec.column_types import with_types_changed, without_uuids
 
 # Returns the manifest entries of a snapshot, by default the current one, that a filter may match.
 # The last argument says whether its names are case-sensitive.
@@ -33,6 +44,36 @@ EntriesOf = Callable[["int | None", "str | BooleanExpression", bool], Iterable[M
 
 _SAME = (IdentityTransform, VoidTransform)
 _BOUNDS = ("lower_bound", "upper_bound")
+
+
+def _shown(kind: Any) -> Any:
+    """Return a type whose bounds in manifests are shown as null if they are no values of it: a
+    writer may have cut them within a letter, or had another type. PyIceberg raises an error."""
+    if not isinstance(kind, PrimitiveType) or isinstance(kind, UUIDType):
+        return kind
+    arguments = kind.__getnewargs__() if isinstance(kind, DecimalType | FixedType) else ()
+    return _shown_class(type(kind))(*arguments)
+
+
+@functools.cache
+def _shown_class(kind: type[PrimitiveType]) -> Any:
+    made = type(kind.__name__, (kind,), {})
+    read = from_bytes.dispatch(kind)
+
+    @from_bytes.register(made)
+    def _(shown: Any, bound: bytes) -> Any:
+        try:
+            value = read(shown, bound)
+            pa.scalar(value, schema_to_pyarrow(shown))
+        except (struct.error, ValueError, TypeError, OverflowError):
+            return None
+        return value
+
+    return made
+
+
+def _shown_schema(schema: Schema) -> Schema:
+    return with_types_changed(schema, lambda field: _shown(field.field_type))
 
 
 class MetadataTables(InspectTable):
@@ -126,11 +167,12 @@ class InspectedMetadata(TableMetadataV3):
     @classmethod
     def of(cls, metadata: TableMetadata, schemas: list[Schema]) -> InspectedMetadata:
         """Return the form of ``metadata`` with these schemas."""
+        schemas = [_shown_schema(schema) for schema in schemas]
         return cls.model_construct(**{**dict(metadata), "schemas": schemas})
 
     def schema(self) -> Schema:  # type: ignore[override]
         """Return the current schema, in which a UUID is its bytes."""
-        return without_uuids(super().schema())
+        return _shown_schema(without_uuids(super().schema()))
 
     def specs(self) -> dict[int, PartitionSpec]:
         """Return the specs. Their fields have the newest names, and their transforms have a text
@@ -188,6 +230,11 @@ class _Readable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transform, name)
+
+    def result_type(self, kind: IcebergType) -> IcebergType:
+        """Return the type of the values."""
+        result: IcebergType = _shown(self._transform.result_type(kind))
+        return result
 
     def to_human_string(self, kind: IcebergType, value: Any) -> str:
         """Return the text of a value. A time for which Python has no text is a number."""

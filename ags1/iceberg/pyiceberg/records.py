@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from uuid import UUID
@@ -26,6 +26,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 from pyiceberg.utils.decimal import bytes_to_decimal, decimal_required_bytes
 
+from ..._key_metadata import EncodedKeyMetadata
 from ...avro._decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
 from ...avro.container import Container
 from ...avro.schema import layout
@@ -197,12 +198,15 @@ class _Members(dict[Any, Enum]):
         return self._members(value)
 
 
-def _shape(reader: Any, only: Collection[int] | None = None) -> Shape:
+def _shape(
+    reader: Any, only: Collection[int] | None = None, of_bytes: Callable[[bytes], Any] | None = None
+) -> Shape:
     """Return what a reader of PyIceberg reads, for the compiled decoder. ``only`` is that of
-    ``RecordShape``. Raises TypeError for a reader that this version does not know."""
+    ``RecordShape``. ``of_bytes`` makes the value of a field of bytes. Raises TypeError for a reader
+    that this version does not know."""
     match reader:
         case readers.OptionReader():
-            return Shape(Kind.OPTION, parts=(_shape(reader.option),))
+            return Shape(Kind.OPTION, parts=(_shape(reader.option, of_bytes=of_bytes),))
         case readers.StructReader():
             return _record_shape(reader, only)
         case readers.ListReader():
@@ -229,7 +233,7 @@ def _shape(reader: Any, only: Collection[int] | None = None) -> Shape:
             return Shape(Kind.LONG)
     if type(reader) not in _SIMPLE:
         raise TypeError(f"{reader} is not known")
-    return Shape(_SIMPLE[type(reader)])
+    return Shape(_SIMPLE[type(reader)], value=of_bytes)
 
 
 def _record_shape(reader: readers.StructReader, only: Collection[int] | None) -> Shape:
@@ -237,7 +241,12 @@ def _record_shape(reader: readers.StructReader, only: Collection[int] | None) ->
     fields = reader.struct.fields
     kept = [at for at, field in enumerate(fields) if only is None or field.field_id in only]
     places = [kept.index(at) if at in kept else -1 for at, _ in reader.field_readers]
-    parts = tuple(_shape(part, only) for _, part in reader.field_readers)
+    parts = tuple(
+        _shape(
+            part, only, EncodedKeyMetadata if at in kept and fields[at].field_id in _KEYS else None
+        )
+        for at, part in reader.field_readers
+    )
     lazy: list[int] = []
     row_id = -1
     if issubclass(made, FileRecord):
@@ -253,6 +262,9 @@ def _record_shape(reader: readers.StructReader, only: Collection[int] | None) ->
         row_id=row_id,
     )
 
+
+# The fields with the key metadata of a data file and of a manifest.
+_KEYS = frozenset((131, 519))
 
 _SIMPLE = {
     readers.BooleanReader: Kind.BOOLEAN,

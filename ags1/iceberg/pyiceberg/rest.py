@@ -15,7 +15,7 @@ from pyiceberg.typedef import Identifier
 
 from ... import strict_json
 from ...errors import MetadataIntegrityError
-from ..spec.column_types import with_types
+from ..spec.parsable import parsable, without_nulls
 from .redirection import refuse_foreign_code
 
 # A server's status codes for a token that has expired.
@@ -86,8 +86,8 @@ def _rest_table(catalog: Any, response: Any) -> RestTable:
         answer = strict_json.parse(response.text)
     except ValueError as error:
         raise MetadataIntegrityError(f"the REST server's answer {error}") from None
-    metadata: dict[str, Any] = answer["metadata"]
-    parsed = TableResponse.model_validate({**answer, "metadata": with_types(metadata)})
+    metadata = without_nulls(answer["metadata"])
+    parsed = TableResponse.model_validate({**answer, "metadata": parsable(metadata)})
     location = parsed.metadata_location or ""
     credentials = catalog._resolve_storage_credentials(
         parsed.storage_credentials, location or metadata.get("location")

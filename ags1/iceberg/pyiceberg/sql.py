@@ -120,6 +120,27 @@ def move_pins(catalog: Any, session: Session, before: Identifier, after: Identif
         session.execute(update(IcebergNamespaceProperties).where(is_pin).values(new))
 
 
+def drop_sql_table(catalog: Any, identifier: str | Identifier) -> None:
+    """Delete a table's row and its pins, in one transaction. Raises NoSuchTableError."""
+    from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables
+    from sqlalchemy import delete, select, true
+    from sqlalchemy.orm import Session
+
+    is_table = catalog._iceberg_type_filter()
+    condition = is_sql_row(catalog, identifier), true() if is_table is None else is_table
+    keeps_pins = has_pins(catalog)
+    with Session(catalog.engine) as session:
+        # Some databases do not say how many rows were deleted, so the row is read first.
+        found = session.scalar(select(IcebergTables.table_name).where(*condition).with_for_update())
+        deleted: Any = session.execute(delete(IcebergTables).where(*condition))
+        if found is None or deleted.rowcount == 0:
+            raise NoSuchTableError(f"Table does not exist: {'.'.join(_names(identifier))}")
+        if keeps_pins:
+            pins = delete(IcebergNamespaceProperties).where(_are_pins(catalog, identifier))
+            session.execute(pins)
+        session.commit()
+
+
 def forget_pins(catalog: Any, identifier: str | Identifier) -> None:
     """Delete the pins of a table that the catalog does not have any more."""
     from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables

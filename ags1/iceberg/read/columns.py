@@ -23,12 +23,20 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from ...arrow_layouts import plain_schema
 from ...avro.variants import VariantType
-from ..pyiceberg.arrow import downcasts_ns_timestamps, project
-from ..spec.column_types import OpaqueType, as_stored, extensions, find_field_ids, readable
+from ...errors import Ags1Error, FormatError
+from ..pyiceberg.arrow import project
+from ..spec.column_types import (
+    OpaqueType,
+    as_stored,
+    extensions,
+    find_field_ids,
+    readable,
+    with_struct_defaults,
+)
 from ..storage.table_files import TableFiles
 from .kept_rows import KeptRows
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
-from .open_files import FileColumns, OpenAvro, OpenParquet, without_fields
+from .open_files import FileColumns, OpenAvro, OpenParquet, with_ids, without_fields
 from .records import ContentFile
 from .single_flight import SingleFlight
 
@@ -76,25 +84,30 @@ class _Unchanged(NamedTuple):
 class FileReader:
     """Opens files of one table and reads their columns. Any number of threads may use it at once.
     ``projected`` is the schema of the rows that the caller wants, ``schema`` that of the columns
-    that its filter compares. Each Avro file is read by ``threads`` threads; Arrow has its own for
-    Parquet."""
+    that its filter compares, if it has one. Each Avro file is read by ``threads`` threads; Arrow
+    has its own for Parquet."""
 
     def __init__(
-        self, files: TableFiles, metadata: TableMetadata, projected: Schema, schema: Schema
+        self,
+        files: TableFiles,
+        metadata: TableMetadata,
+        projected: Schema,
+        schema: Schema | None = None,
     ) -> None:
         self.files = files
         self.threads = 1
         self._metadata = metadata
-        self._read_as = projected, schema
+        self._projected = projected
+        self._filtered = projected if schema is None else schema
         self._opaque = find_field_ids(OpaqueType, metadata.schemas)
         self._variants = find_field_ids(VariantType, metadata.schemas)
         self._extensions = extensions(metadata.schemas)
         self._names = metadata.name_mapping()
-        self._downcasts = bool(downcasts_ns_timestamps())
         self._table_columns = SingleFlight[frozenset[int], Schema](self._find_table_columns)
         self._file_columns = SingleFlight[tuple[bytes, frozenset[int]], FileColumns](
             self._find_file_columns
         )
+        self._tried: set[FileColumns] = set()
         # The last one by the identity of ``of_file``, which it keeps alive.
         self._unchanged: dict[int, _Unchanged] = {}
 
@@ -122,6 +135,29 @@ class FileReader:
             f"{file.file_path}: {kind} files are not supported in an encrypted table"
         )
 
+    def try_file(self, file: ContentFile) -> None:
+        """Read the first rows of a data file, or of equality deletes, as the table's columns. Of
+        Parquet files with the same schema, one is read. Raises FormatError if that fails, and
+        OSError."""
+        ids = file.equality_ids or leaf_ids(self._projected)
+        wanted = self.table_columns(ids)
+        try:
+            with self.open(file, wanted) as opened:
+                if opened.columns in self._tried:
+                    return
+                for batch in opened.read():
+                    columns = opened.columns
+                    missing = self.partition_values(file, wanted, columns.schema.field_ids)
+                    self.project(wanted, Rows(columns.read, missing, batch))
+                    break
+                self._tried.add(opened.columns)
+        except (OSError, Ags1Error):
+            raise
+        except Exception as error:  # PyIceberg's have no base class
+            raise FormatError(
+                f"the file cannot be read as the table's columns: {error}", file=file.file_path
+            ) from error
+
     def partition_values(
         self, file: ContentFile, wanted: Schema, present: set[int]
     ) -> dict[int, Any]:
@@ -144,9 +180,7 @@ class FileReader:
         if same is not None and same.wanted is schema and same.stored.equals(batch.schema):
             columns = batch.columns[: len(same.projected)]
             return pa.RecordBatch.from_arrays(columns, schema=same.projected)
-        result = project(
-            schema, rows.schema, batch, self._downcasts, rows.missing, self._extensions
-        )
+        result = project(schema, rows.schema, batch, rows.missing, self._extensions)
         # PyIceberg walks both schemas for each batch. With small files that takes a notable time.
         count = len(schema.fields)
         if (
@@ -174,17 +208,14 @@ class FileReader:
         return column.cast(arrow_type(schema, field_id)) if is_primitive else column
 
     def _find_table_columns(self, field_ids: frozenset[int]) -> Schema:
-        columns: dict[int, NestedField] = {}
+        columns: tuple[NestedField, ...] = ()
         others = sorted(self._metadata.schemas, key=lambda s: s.schema_id, reverse=True)
-        schemas = *self._read_as, self._metadata.schema(), *others, _LINEAGE
+        schemas = self._projected, self._filtered, self._metadata.schema(), *others, _LINEAGE
         for schema in map(as_stored, schemas):
-            for field in prune_columns(schema, set(field_ids), select_full_types=False).fields:
-                have = columns.get(field.field_id)
-                # If two versions of a column differ, take the one with more of the wanted fields.
-                if have is None or len(Schema(field).field_ids) > len(Schema(have).field_ids):
-                    columns[field.field_id] = field
+            pruned = prune_columns(schema, set(field_ids), select_full_types=False)
+            columns = _with_more(columns, with_struct_defaults(pruned, schema).fields)
         any_column = readable(self._metadata.schema()).fields[:1]
-        return Schema(*columns.values()) if columns else as_stored(Schema(*any_column))
+        return Schema(*columns) if columns else as_stored(Schema(*any_column))
 
     def _find_file_columns(self, wanted: tuple[bytes, frozenset[int]]) -> FileColumns:
         """``wanted`` has the serialized Arrow schema of Parquet files, and the columns' IDs."""
@@ -192,16 +223,29 @@ class FileReader:
         stored = pa.ipc.read_schema(pa.py_buffer(serialized))
         # A writer may have stored its own Arrow schema in the file.
         plain = plain_schema(stored)
-        schema = pyarrow_to_schema(
-            without_fields(plain, self._opaque, self._variants),
-            self._names,
-            downcast_ns_timestamp_to_us=self._downcasts,
-            format_version=3,
-        )
+        known = with_ids(plain, self._names, self._variants)
+        known = without_fields(known, self._opaque, self._variants)
+        schema = pyarrow_to_schema(known, format_version=3)
         columns = prune_columns(schema, set(field_ids), select_full_types=False)
         # The file may have none of these columns. Its rows still count, so one column is read.
         read = columns if columns.fields else Schema(*schema.fields[:1])
         return FileColumns(schema, read, self._variants, plain != stored)
+
+
+def _with_more(
+    fields: tuple[NestedField, ...], more: Iterable[NestedField]
+) -> tuple[NestedField, ...]:
+    """Return the fields, and those of ``more`` whose IDs they lack, also inside structs. Another
+    field may have the name of such a field, so its ID becomes its name."""
+    joined = {field.field_id: field for field in fields}
+    for field in more:
+        have = joined.get(field.field_id)
+        if have is None:
+            joined[field.field_id] = field.model_copy(update={"name": f"#{field.field_id}"})
+        elif isinstance(have.field_type, StructType) and isinstance(field.field_type, StructType):
+            struct = StructType(*_with_more(have.field_type.fields, field.field_type.fields))
+            joined[field.field_id] = have.model_copy(update={"field_type": struct})
+    return tuple(joined.values())
 
 
 def leaf_ids(schema: Schema) -> set[int]:

@@ -25,39 +25,43 @@ import contextlib
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
-from typing import Any, TypeGuard, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
-from pyiceberg.table.statistics import BlobMetadata
 
 from ... import strict_json
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
-from ..spec.column_types import with_types
-from ..spec.constants import MAIN_BRANCH
+from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
 from ..spec.java_json import java_print, metadata_hash
-from ..storage.locations import leads_up, may_be_one_folder
+from ..spec.parsable import parsable, without_nulls
+from ..storage.locations import leads_up, may_be_one_folder, new_input
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
 
-FORMAT_VERSION = 3
-_BLOB_TYPES = get_args(BlobMetadata.model_fields["type"].annotation)
 MAX_METADATA_SIZE = 256 << 20
+# How the names of files that are compressed with gzip end. Java wrote the second until 2018.
+COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
+_GZIP = b"\x1f\x8b"
+
+
+class _Snapshots(BaseModel):
+    snapshots: list[EncryptedSnapshot]
 
 
 def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     """Return the parsed metadata.json at ``location``, after its hashes are checked. Raises
     MetadataIntegrityError if they contradict ``trust``, or if the file is not metadata."""
-    with io.new_input(location).open() as stream:
+    with new_input(io, location).open() as stream:
         stored = stream.read(MAX_METADATA_SIZE + 1)
     _check_size(stored, location)
     _check_sha256(stored, trust, location)
     try:
-        is_compressed = location.endswith(".gz.metadata.json")
-        text = _decompressed(stored, location) if is_compressed else stored
+        text = _decompressed(stored, location) if location.endswith(COMPRESSED) else stored
         metadata = strict_json.parse(text)
     except MetadataIntegrityError:
         raise
@@ -65,10 +69,12 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
         raise MetadataIntegrityError("the metadata is not JSON", file=location) from None
     except ValueError as error:
         raise MetadataIntegrityError(f"the metadata {error}", file=location) from None
-    if not _is_metadata(metadata):
+    if not isinstance(metadata, dict):
         raise MetadataIntegrityError("the JSON is not a table's metadata", file=location)
+    for field in _wrong_fields(metadata):
+        raise MetadataIntegrityError(f"{field} of the metadata has a wrong type", file=location)
     _check_java_hash(text, metadata, trust, location)
-    return metadata
+    return without_nulls(metadata)
 
 
 def _check_sha256(stored: bytes, trust: Trust, location: str) -> None:
@@ -206,27 +212,29 @@ def _check_never_encrypted(metadata: Mapping[str, Any], trust: Trust, location: 
 def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
     """Return PyIceberg's metadata of an encrypted table, with the ``key_id`` of each snapshot.
 
-    A column of a type that PyIceberg does not know has an ``OpaqueType``; a statistics blob of such
-    a type is left out. Raises MetadataIntegrityError if the metadata is malformed.
+    The metadata is parsed in the form that ``parsable`` returns. Raises MetadataIntegrityError,
+    which names the field, if the metadata is malformed.
     """
     try:
-        parsed = TableMetadataUtil.parse_obj(_with_known_blobs(with_types(metadata)))
-        snapshots = [EncryptedSnapshot.model_validate(s) for s in metadata.get("snapshots") or ()]
-    except (ValueError, TypeError, KeyError, RecursionError, PyIcebergValidationError) as error:
-        raise MetadataIntegrityError(
-            f"the table's metadata is malformed: {str(error).splitlines()[0]}"
-        ) from error
-    _check_refs(metadata)
+        form = parsable(metadata)
+        snapshots = _Snapshots(snapshots=form.get("snapshots", [])).snapshots
+        parsed = TableMetadataUtil.parse_obj({**form, "snapshots": []})
+        _check_refs(metadata)
+    except MetadataIntegrityError:
+        raise
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise _malformed(f"{field}: {first['msg']}") from error
+    except (ValueError, RecursionError, PyIcebergValidationError) as error:
+        raise _malformed(str(error).partition("\n")[0]) from error
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _malformed(f"{type(error).__name__}: {error}") from error
     return parsed.model_copy(update={"snapshots": snapshots})
 
 
-def _with_known_blobs(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata without statistics blobs whose types PyIceberg does not know."""
-    statistics = []
-    for file in metadata.get("statistics") or ():
-        known = [blob for blob in file["blob-metadata"] if blob["type"] in _BLOB_TYPES]
-        statistics.append({**file, "blob-metadata": known})
-    return metadata | {"statistics": statistics}
+def _malformed(what: str) -> MetadataIntegrityError:
+    return MetadataIntegrityError(f"the table's metadata is malformed: {what}")
 
 
 def _check_refs(metadata: Mapping[str, Any]) -> None:
@@ -245,30 +253,35 @@ def _check_refs(metadata: Mapping[str, Any]) -> None:
             raise MetadataIntegrityError(f"{name!r} is at a snapshot that the table does not have")
 
 
-def _is_metadata(metadata: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether parsed JSON is metadata, in the parts that this module uses."""
-    if not isinstance(metadata, dict):
-        return False
+def _wrong_fields(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fields of metadata that this module uses and that have a wrong type."""
     properties = metadata.get("properties") or {}
+    if isinstance(properties, dict):
+        yield from (f"properties.{n}" for n, v in properties.items() if not isinstance(v, str))
+    else:
+        yield "properties"
     # Java refuses JSON's null as the list of keys, and takes it for a missing list of snapshots.
-    lists = [metadata.get("snapshots") or [], metadata.get("encryption-keys", [])]
-    if not isinstance(properties, dict):
-        return False
-    if not all(isinstance(value, str) for value in properties.values()):
-        return False
-    return all(
-        isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
-        for entries in lists
-    )
+    lists = {"encryption-keys": metadata.get("encryption-keys", [])}
+    for name, entries in {"snapshots": metadata.get("snapshots") or [], **lists}.items():
+        if isinstance(entries, list):
+            wrong = (i for i, entry in enumerate(entries) if not isinstance(entry, dict))
+            yield from (f"{name}.{i}" for i in wrong)
+        else:
+            yield name
 
 
 def _decompressed(stored: bytes, location: str) -> bytes:
-    decompressor = zlib.decompressobj(wbits=31)
-    text = decompressor.decompress(stored, MAX_METADATA_SIZE + 1)
-    _check_size(text, location)
-    if not decompressor.eof:
-        raise ValueError("is not JSON: the compressed data is cut")
-    return text
+    """Return the text of all members of a gzip file. As in Java, other bytes may follow them."""
+    text = b""
+    while True:
+        decompressor = zlib.decompressobj(wbits=31)
+        text += decompressor.decompress(stored, MAX_METADATA_SIZE + 1 - len(text))
+        _check_size(text, location)
+        if not decompressor.eof:
+            raise ValueError("is not JSON: the compressed data is cut")
+        stored = decompressor.unused_data
+        if not stored.startswith(_GZIP):
+            return text
 
 
 def _check_size(text: bytes, location: str) -> None:

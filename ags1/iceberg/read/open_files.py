@@ -7,6 +7,7 @@ applies a filter that is passed to it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
-from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 from ...arrow_layouts import plain_batch
 from ...arrow_nested import with_child
@@ -25,7 +27,7 @@ from ...avro.files import AvroFile, read_avro
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError
 from ...key_metadata import KeyMetadata
 from ...row_groups import row_group_starts
-from ..formats.parquet_modules import check_algorithm
+from ..formats.parquet_modules import check_end
 from ..formats.variants import whole
 from ..spec.column_types import WKB, variant_part_ids
 from ..spec.constants import PARQUET_FIELD_ID
@@ -33,6 +35,8 @@ from ..storage.table_files import TableFiles
 from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
+# Of files up to this size, one request for all costs less than one for the end and one for pages.
+_WHOLE_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,12 +61,15 @@ class OpenParquet:
         dictionary_columns: tuple[str, ...],
     ) -> None:
         self._file = file
-        key_metadata = file.key
+        key_metadata = file.sized_key
         self._stream: Any = files.open_stored(file.file_path)
+        self._name = str(next(_NAMES))
         try:
             options: dict[str, Any] = {"pre_buffer": True, "buffer_size": _BUFFER_SIZE}
+            source: tuple[Any, ...] = (self._stream,)
             if key_metadata is not None:
-                _check_stored(self._stream, key_metadata, file)
+                with _errors_of(file):
+                    source = self._checked(key_metadata)
                 options["decryption_properties"] = create_decryption_properties(
                     key_metadata.encryption_key,
                     aad_prefix=key_metadata.aad_prefix,
@@ -73,13 +80,40 @@ class OpenParquet:
                 dictionary_columns=dictionary_columns or None,
             )
             with _arrow_errors(file):
-                self._fragment = parquet.make_fragment(self._stream)
+                self._fragment = parquet.make_fragment(*source)
                 self._physical = self._fragment.physical_schema
+                file.check_rows(self._fragment.metadata.num_rows)
+            if self._name in _CHECKED.now:
+                _CHECKED.now[self._name] = self._stream
             with _errors_of(file):
                 self.columns = columns_of(self._physical)
         except BaseException:
-            self._stream.close()
+            self.close()
             raise
+
+    def _checked(self, key_metadata: KeyMetadata) -> tuple[Any, ...]:
+        """Check the footer. Return the source of a fragment, which gives Arrow what was checked:
+        all of a small file, or the end of a larger one. Raises as ``check_end``."""
+        stream = self._stream
+        if not isinstance(stream, pa.NativeFile):
+            stream = self._stream = pa.PythonFile(stream, "r")
+        size = stream.size()
+        whole = stream.read_buffer(size) if size <= _WHOLE_SIZE else None
+
+        def fetch(offset: int, length: int) -> memoryview:
+            if whole is not None:
+                return memoryview(whole.slice(offset, length)).cast("B")
+            stream.seek(offset)
+            return memoryview(stream.read_buffer(length)).cast("B")
+
+        end = check_end(fetch, size, key_metadata)
+        if whole is not None:
+            return (pa.BufferReader(whole),)
+        # Memory of Arrow's own: its threads may outlive the interpreter.
+        memory = pa.allocate_buffer(len(end))
+        memoryview(memory).cast("B")[:] = end
+        _CHECKED.now[self._name] = pa.BufferReader(memory)
+        return self._name, _CHECKED_FILES
 
     @property
     def can_filter(self) -> bool:
@@ -125,7 +159,27 @@ class OpenParquet:
             return sum(metadata.row_group(n).num_rows for n, start in starts if start < offset)
 
     def close(self) -> None:
+        _CHECKED.now.pop(self._name, None)
         self._stream.close()
+
+
+class _CheckedFiles(pafs.FSSpecHandler):  # type: ignore[misc]
+    """Encrypted files that Arrow opens twice: first to parse the footer, for which it gets the end
+    that was checked, then to read pages, whose tags it verifies. ``now`` has by name what the next
+    opening gives."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, pa.NativeFile] = {}
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return self.now[path]
+
+
+_CHECKED = _CheckedFiles()
+_NAMES = itertools.count()
+# There is one for all files, which the module keeps: if Arrow's threads had the last reference to
+# a file system in Python, the end of the program could end them by force.
+_CHECKED_FILES = pafs.PyFileSystem(_CHECKED)
 
 
 class OpenAvro:
@@ -169,6 +223,49 @@ class OpenAvro:
         self._stream.close()
 
 
+def with_ids(schema: pa.Schema, names: NameMapping | None, variants: frozenset[int]) -> pa.Schema:
+    """Return the schema of a Parquet file with the IDs that ``names`` gives to fields without one.
+    Fields that have none in the end are left out, as the specification says ("Column Projection"),
+    with the lists and maps that need them. The fields with the IDs ``variants`` stay as they are.
+    Raises FormatError if no field of the file has an ID and the table has no mapping."""
+    fields = _with_ids(list(schema), [] if names is None else list(names), variants)
+    if names is None and not fields and len(schema):
+        raise FormatError(
+            "Parquet file does not have field-ids and the Iceberg table does not have "
+            "'schema.name-mapping.default' defined"
+        )
+    return pa.schema(fields)
+
+
+def _with_ids(
+    fields: list[pa.Field], mapping: list[MappedField], variants: frozenset[int]
+) -> list[pa.Field]:
+    own = {_id_of(field) for field in fields}
+    kept: list[pa.Field] = []
+    for field in fields:
+        field_id = _id_of(field)
+        mapped = next((m for m in mapping if field.name in m.names), None)
+        if field_id < 0:
+            # A column that has the ID itself is meant.
+            if mapped is None or mapped.field_id is None or mapped.field_id in own:
+                continue
+            field_id = mapped.field_id
+            own.add(field_id)
+            field = field.with_metadata({PARQUET_FIELD_ID: str(field_id)})
+        parts, make = _parts(field.type)
+        if make is not None and field_id not in variants:
+            # The names of Parquet's elements, keys and values differ from writer to writer.
+            if not pa.types.is_struct(field.type):
+                names = ("key", "value") if pa.types.is_map(field.type) else ("element",)
+                parts = [part.with_name(name) for part, name in zip(parts, names, strict=True)]
+            inside = _with_ids(parts, [] if mapped is None else mapped.fields, variants)
+            if len(inside) < len(parts) and not pa.types.is_struct(field.type):
+                continue
+            field = field.with_type(make(*inside))
+        kept.append(field)
+    return kept
+
+
 def without_fields(schema: pa.Schema, ids: frozenset[int], variants: frozenset[int]) -> pa.Schema:
     """Return the schema of a Parquet file without the fields with these IDs and without containers
     that need them. Geometries, for which GeoArrow's libraries have a type, become bytes. The fields
@@ -194,7 +291,7 @@ def _field_without(
     ]
     if make is None:
         return field
-    if not kept or (len(kept) < len(parts) and not pa.types.is_struct(kind)):
+    if len(kept) < len(parts) and not (kept and pa.types.is_struct(kind)):
         return None
     return field.with_type(make(*kept))
 
@@ -254,22 +351,6 @@ def _stored_array(
     return array.cast(wanted.type)
 
 
-def _check_stored(stream: Any, key_metadata: KeyMetadata, file: ContentFile) -> None:
-    """Refuse a stored file whose size is not the trusted one, or whose pages Arrow would decrypt
-    without authenticating them. If the storage then gives Arrow other bytes than it gave this
-    function, that is not detected here."""
-    size = stream.size() if callable(getattr(stream, "size", None)) else stream.seek(0, 2)
-    if key_metadata.file_length is None:  # the manifest has the length too, and is authenticated
-        key_metadata = key_metadata.with_file_length(file.file_size_in_bytes)
-
-    def fetch(offset: int, length: int) -> bytes:
-        stream.seek(offset)
-        return bytes(stream.read(length))
-
-    with _errors_of(file):
-        check_algorithm(fetch, size, key_metadata)
-
-
 @contextmanager
 def _errors_of(file: ContentFile) -> Iterator[None]:
     """Put the location of the file into our errors."""
@@ -305,8 +386,9 @@ def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:
     if "ciphertext" in message.lower():
         return AuthenticationError, (
             "a page of the Parquet file does not decrypt: it was changed, or it is a page of "
-            "version 2 as parquet-java encrypts it (write.parquet.page-version=v2), which Arrow "
-            "cannot read. EncryptedTable.rekey and `ags1 table rekey` turn it into version 1"
+            "version 2 as parquet-java encrypts it. Such a page leaves unauthenticated which "
+            "values are null. Set write.parquet.page-version=v1, and rewrite it in Spark "
+            "(rewrite_data_files)"
         )
     if "Parquet" in message or "thrift" in message:
         return FormatError, f"the Parquet file cannot be read: {message.splitlines()[0]}"

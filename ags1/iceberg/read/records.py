@@ -22,6 +22,7 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestFile
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.typedef import Record
 
+from ..._key_metadata import EncodedKeyMetadata
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
 from ..pyiceberg.records import (
@@ -36,23 +37,22 @@ from ..pyiceberg.records import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
 EXISTING, ADDED, DELETED = 0, 1, 2
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 
 
 class _KeyedRecord(NamedRecord):
-    """A record with the key of a file. PyIceberg shows and prints ``key_metadata``, so that is
-    None, and ``key_bytes`` is the real value. ``of`` and ``replace`` take it as ``key_metadata``.
-    It cannot be pickled."""
+    """A record with the key of a file. PyIceberg's ``key_metadata`` is None, and ``key_bytes`` is
+    the real value. ``of`` and ``replace`` take it as ``key_metadata``. It cannot be pickled."""
 
-    _key_bytes: bytes | None = None
+    _key_bytes: EncodedKeyMetadata | None = None
 
     @classmethod
-    def of(cls, *, key_metadata: bytes | None = None, **fields: Any) -> Self:
+    def of(cls, *, key_metadata: Buffer | None = None, **fields: Any) -> Self:
         record = super().of(**fields)
-        record._key_bytes = key_metadata
+        record._key_bytes = None if key_metadata is None else EncodedKeyMetadata(key_metadata)
         return record
 
     def replace(self, **changes: Any) -> Self:
@@ -64,7 +64,7 @@ class _KeyedRecord(NamedRecord):
         self._key_bytes, self[at] = self[at], None
 
     @property
-    def key_bytes(self) -> bytes | None:
+    def key_bytes(self) -> EncodedKeyMetadata | None:
         """The encoded key metadata of the file; None if it is not encrypted."""
         return self._key_bytes
 
@@ -166,6 +166,23 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
         return parse_key(self._key_bytes, self.file_path, self.file_size_in_bytes)
 
     @property
+    def sized_key(self) -> KeyMetadata | None:
+        """``key``, with the manifest entry's length of the file if the key metadata has none: the
+        manifest is just as authentic. An AGS1 file must have the length in its key metadata."""
+        key = self.key
+        if key is None or key.file_length is not None:
+            return key
+        return key.with_file_length(self.file_size_in_bytes)
+
+    def check_rows(self, rows: int) -> None:
+        """Raise MetadataIntegrityError unless the file should have this number of rows."""
+        if rows != self.record_count:
+            raise MetadataIntegrityError(
+                f"the file has {rows} rows, but its manifest says {self.record_count}",
+                file=self.file_path,
+            )
+
+    @property
     def is_deletion_vector(self) -> bool:
         """Whether this is a deletion vector in a Puffin file."""
         return self.content == POSITION_DELETES and self.stored_format == FileFormat.PUFFIN
@@ -258,7 +275,7 @@ def read_entries(
     return cast("list[ManifestEntry]", entries)
 
 
-def parse_key(key_bytes: bytes, location: str, length: int) -> KeyMetadata:
+def parse_key(key_bytes: EncodedKeyMetadata, location: str, length: int) -> KeyMetadata:
     """Return the key of a file that has ``length`` bytes according to its record. Raises
     KeyMetadataError, and MetadataIntegrityError if the key metadata has another length."""
     try:

@@ -79,8 +79,9 @@ class EncryptedManifest(Manifest):
         files = to_table_files(io)
         if self.is_plaintext and files.reads_exposed:
             # This is not cached, because the plaintext file may change.
-            data = files.read_exposed(self.manifest_path, self.manifest_length)
-            entries = self._parse_entries(data)
+            path, length = self.manifest_path, self.manifest_length
+            records = parsed("manifest", path, files.read_exposed(path, length), MANIFEST)[1]
+            entries = self._checked(records)
         else:
             # The values that entries inherit are part of the key of the cache.
             cache_key = (
@@ -98,9 +99,8 @@ class EncryptedManifest(Manifest):
         if self.is_plaintext:
             listed = [entry.data_file for entry in self.fetch_manifest_entry(files)]
             return [(file.file_path, file.content == DATA) for file in listed]
-        data = files.read_encrypted(self.manifest_path, self.key)
-        _, records = parsed("manifest", self.manifest_path, data, _LOCATIONS)
-        found = []
+        path, found = self.manifest_path, []
+        _, records = parsed("manifest", path, files.read_encrypted(path, self.key), _LOCATIONS)
         for status, file in map(record_values, records):
             content, location, key = record_values(file)
             if content != DATA and key is None:
@@ -110,10 +110,11 @@ class EncryptedManifest(Manifest):
         return found
 
     def _read(self, files: TableFiles) -> list[ManifestEntry]:
-        return self._parse_entries(files.read_encrypted(self.manifest_path, self.key))
+        path = self.manifest_path
+        _, records = parsed("manifest", path, files.read_encrypted(path, self.key), MANIFEST)
+        return self._checked(records)
 
-    def _parse_entries(self, data: bytes) -> list[ManifestEntry]:
-        _, records = parsed("manifest", self.manifest_path, data, MANIFEST)
+    def _checked(self, records: list[ManifestEntry]) -> list[ManifestEntry]:
         if self.is_plaintext:
             self._check_counts(records)
         entries = self.inherited(records)
@@ -160,7 +161,7 @@ class EncryptedSnapshot(Snapshot):
             )
         files = to_table_files(io)
         key_metadata = files.keys.manifest_list_key(self.key_id)
-        cache_key = self.manifest_list, key_metadata.to_bytes(), self.snapshot_id
+        cache_key = self.manifest_list, key_metadata.encoded(), self.snapshot_id
         read = functools.partial(self._read, files, key_metadata)
         manifests = files.cached(cache_key, key_metadata.file_length or 0, read)
         if not files.reads_exposed:
@@ -169,8 +170,10 @@ class EncryptedSnapshot(Snapshot):
         return list(manifests)
 
     def _read(self, files: TableFiles, key_metadata: KeyMetadata) -> list[EncryptedManifest]:
-        data = files.read_encrypted(self.manifest_list, key_metadata)
-        header, records = parsed("manifest list", self.manifest_list, data, MANIFEST_LIST)
+        path = self.manifest_list
+        header, records = parsed(
+            "manifest list", path, files.read_encrypted(path, key_metadata), MANIFEST_LIST
+        )
         manifests = cast("list[EncryptedManifest]", records)
         # The header is authenticated with the list; the snapshot ID in metadata.json is not.
         written_for = header.get("snapshot-id")
@@ -180,7 +183,7 @@ class EncryptedSnapshot(Snapshot):
                 f"{written_for}: somebody changed metadata.json",
                 file=self.manifest_list,
             )
-        keys: dict[str, bytes | None] = {}
+        keys: dict[str, object] = {}
         for manifest in manifests:
             manifest.conceal()
             if keys.setdefault(manifest.manifest_path, manifest.key_bytes) != manifest.key_bytes:
@@ -211,12 +214,14 @@ def to_table_files(io: FileIO) -> TableFiles:
 def parsed(
     what: str, location: str, data: bytes, shape: RecordShape
 ) -> tuple[dict[str, str], list[Any]]:
-    """Return the header and the records of a manifest or manifest list. Raises
-    MetadataIntegrityError if they cannot be parsed."""
+    """Return the header and the records of a manifest or manifest list. Its ``data`` have keys, so
+    no variable of the caller holds them. Raises MetadataIntegrityError if they cannot be parsed."""
     try:
         return read_avro_records(data, shape)
     except Exception as error:
         kind = type(error).__name__
+    finally:
+        data = b""
     # Raised out here, without the other error as its context: that may quote a record with a key.
     raise MetadataIntegrityError(
         f"the {what} was read, but it cannot be parsed ({kind})", file=location

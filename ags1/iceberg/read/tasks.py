@@ -33,7 +33,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from ...cpu import usable_cpus
-from ..spec.column_types import as_stored, check_readable
+from ..spec.column_types import as_stored, check_readable, with_struct_defaults
 from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles
 from .binding import EVERY_ROW, BoundFilter
@@ -80,8 +80,8 @@ class TaskReader:
         puffins: PuffinCache | None = None,
     ) -> None:
         check_readable(projected)
-        self._projected = projected = as_stored(projected)
-        schema = row_filter.schema
+        schema = row_filter.schema if row_filter.schema.fields else metadata.schema()
+        self._projected = projected = as_stored(with_struct_defaults(projected, schema))
         self._reader = FileReader(files, metadata, projected, schema)
         self._deletes = DeleteReader(self._reader, puffins)
         self._dictionary_columns = dictionary_columns
@@ -104,7 +104,9 @@ class TaskReader:
         self._needs_positions = not metadata_ids.isdisjoint((POSITION_ID, ROW_ID))
         # The filter's schema has columns that are not projected.
         self._filter_schemas = SingleFlight[int, Schema](
-            lambda field_id: as_stored(prune_columns(schema, {field_id}))
+            lambda field_id: as_stored(
+                with_struct_defaults(prune_columns(schema, {field_id}), schema)
+            )
         )
         self._file_filters: SingleFlight[
             tuple[FileColumns, frozenset[int]], pc.Expression | None

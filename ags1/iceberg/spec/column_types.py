@@ -80,15 +80,17 @@ class OpaqueType(types.PrimitiveType):
         return self.root
 
 
-# Defaults of such a column are kept as their JSON.
+# Defaults of such a column are kept as their JSON. That of a struct is {}, as its fields have some.
 @from_json.register(OpaqueType)
 @from_json.register(VariantType)
+@from_json.register(types.StructType)
 def _(_: types.IcebergType, value: Any) -> str:
     return json.dumps(value)
 
 
 @to_json.register(OpaqueType)
 @to_json.register(VariantType)
+@to_json.register(types.StructType)
 def _(_: types.IcebergType, value: str) -> Any:
     return json.loads(value)
 
@@ -198,7 +200,9 @@ def readable(schema: Schema, *, variants: bool = True) -> Schema:
     """Return the columns without those that are opaque, or that need an opaque part. Without
     ``variants``, these are left out too."""
     left_out = OpaqueType if variants else (OpaqueType, VariantType)
-    return _of_types(schema, lambda f: None if isinstance(f.field_type, left_out) else f.field_type)
+    return with_types_changed(
+        schema, lambda f: None if isinstance(f.field_type, left_out) else f.field_type
+    )
 
 
 def writable(schema: Schema, *, is_avro: bool) -> Schema:
@@ -257,7 +261,7 @@ def _writable(schema: Schema, is_avro: bool) -> Schema:
         fits_arrow = not isinstance(kind, types.GeographyType) or kind.algorithm == "spherical"
         return None if isinstance(kind, OpaqueType) or not (is_avro or fits_arrow) else kind
 
-    return _of_types(schema, written)
+    return with_types_changed(schema, written)
 
 
 def _not_written(schema: Schema, field: types.NestedField, is_avro: bool) -> str:
@@ -287,13 +291,34 @@ def as_stored(schema: Schema) -> Schema:
             )
         return field.field_type
 
-    return as_bytes(_of_types(schema, stored))
+    return as_bytes(with_types_changed(schema, stored))
+
+
+def with_struct_defaults(schema: Schema, whole: Schema) -> Schema:
+    """Return a selection of the columns of ``whole`` with the initial defaults of structs, which
+    PyIceberg's selection drops."""
+    defaults = {
+        field.field_id: field.initial_default
+        for field in index_by_id(whole).values()
+        if isinstance(field.field_type, types.StructType) and field.initial_default is not None
+    }
+
+    def restored(field: types.NestedField) -> types.NestedField:
+        if not isinstance(field.field_type, types.StructType):
+            return field
+        kind = types.StructType(*map(restored, field.field_type.fields))
+        change = {"field_type": kind, "initial_default": defaults.get(field.field_id)}
+        return field.model_copy(update=change)
+
+    return Schema(*map(restored, schema.fields)) if defaults else schema
 
 
 def as_bytes(schema: Schema) -> Schema:
     """Return the schema with geometries and variants as binary."""
     kinds, binary = types.GeometryType | types.GeographyType | VariantType, types.BinaryType()
-    return _of_types(schema, lambda f: binary if isinstance(f.field_type, kinds) else f.field_type)
+    return with_types_changed(
+        schema, lambda f: binary if isinstance(f.field_type, kinds) else f.field_type
+    )
 
 
 def variant_part_ids(field_id: int) -> tuple[int, int]:
@@ -330,7 +355,9 @@ def geoarrow_text(kind: types.IcebergType) -> str:
 def without_uuids(schema: Schema) -> Schema:
     """Return the schema with ``fixed[16]`` for UUIDs."""
     fixed, uuid = types.FixedType(16), types.UUIDType
-    return _of_types(schema, lambda f: fixed if isinstance(f.field_type, uuid) else f.field_type)
+    return with_types_changed(
+        schema, lambda f: fixed if isinstance(f.field_type, uuid) else f.field_type
+    )
 
 
 def find_field_ids(kind: type[types.IcebergType], schemas: Iterable[Schema]) -> frozenset[int]:
@@ -362,7 +389,7 @@ def _parts(kind: types.IcebergType) -> tuple[types.NestedField, ...]:
     return (kind.key_field, kind.value_field) if isinstance(kind, types.MapType) else ()
 
 
-def _of_types(schema: Schema, change: _Change) -> Schema:
+def with_types_changed(schema: Schema, change: _Change) -> Schema:
     """Return the schema with changed primitive types. If a type becomes None, the smallest optional
     field around it is removed or, if there is none, the whole column."""
     changed = [_of_type(field, change) for field in schema.fields]

@@ -1,5 +1,7 @@
 """What the specifications fix: how files begin, reserved field ids, names."""
 
+FORMAT_VERSION = 3  # of tables: the only one that can be encrypted
+
 PUFFIN_MAGIC = b"PFA1"
 PARQUET_MAGIC, ENCRYPTED_PARQUET_MAGIC = b"PAR1", b"PARE"
 ORC_MAGIC = b"ORC"

@@ -21,6 +21,12 @@ LINEAGE = 3
 # How many structs, lists and maps may lie in each other in a column. PyIceberg does not parse the
 # metadata of a table that has a few more.
 _MAX_NESTING = 60
+# Properties of one column: the rest of their names is the column's.
+_OF_COLUMNS = (
+    "write.metadata.metrics.column.",
+    "write.parquet.bloom-filter-enabled.column.",
+    "write.parquet.stats-enabled.column.",
+)
 _NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 
 
@@ -131,6 +137,31 @@ def schema_content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:
     """Return what is equal for equal schemas: all but the id."""
     ordered = schema_in_java_order(dict(schema))
     return ordered.get("fields"), frozenset(ordered.get("identifier-field-ids") or ())
+
+
+def following_properties(
+    properties: Mapping[str, str], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the updates by which a table's properties follow a change of its schema, as in Java's
+    ``SchemaUpdate``: those of a renamed column get its new name, those of a dropped column go. A
+    column is renamed too if the struct that it is in is."""
+    now = {column.id: column.name for column in walk(after)}
+    names = {column.name: now.get(column.id) for column in walk(before)}
+    old: set[str] = set()
+    new: dict[str, str] = {}
+    for prop, value in properties.items():
+        prefix = next(filter(prop.startswith, _OF_COLUMNS), prop)
+        name = prop.removeprefix(prefix)
+        becomes = names.get(name, name)
+        if becomes != name:
+            old.add(prop)
+            if becomes is not None:
+                new[prefix + becomes] = value
+    removed = sorted(old - new.keys())
+    return [
+        *([{"action": "remove-properties", "removals": removed}] if removed else []),
+        *([{"action": "set-properties", "updates": new}] if new else []),
+    ]
 
 
 def check_evolution(schema: Mapping[str, Any], before: Iterable[Mapping[str, Any]]) -> None:

@@ -17,13 +17,15 @@ There are two forms because a mistake costs something else in each case:
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import posixpath
+import stat
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, InputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 _NO_NAMES = "", ".", ".."
@@ -155,6 +157,27 @@ def local_path(io: FileIO, location: str) -> str | None:
         return None
     scheme, _, path = io.parse_location(location, io.properties)
     return path if scheme == "file" else None
+
+
+def new_input(io: FileIO, location: str) -> InputFile:
+    """Return a stored file, to be opened or measured. Raises OSError if a local file is no regular
+    one: opening a pipe could block for ever. Raises ValueError if the location is invalid."""
+    path = local_path(io, location)
+    if path is None and location.startswith(("file:", "/")):
+        path = without_scheme(location)  # for a FileIO of fsspec
+    if path is not None:
+        refuse_pipe(path)
+    return io.new_input(location)
+
+
+def refuse_pipe(path: str) -> None:
+    """Raise OSError if there is something at ``path`` that is not a regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # opening the file raises the error
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
 # -- what every FileIO understands alike

@@ -12,7 +12,7 @@ from pyiceberg.io import FileIO
 
 from ...errors import MetadataIntegrityError
 from .listing import list_files
-from .locations import without_scheme
+from .locations import new_input, without_scheme
 
 _ENDINGS = (".json", ".json.gz")
 # Java's endings of the file of a version, in the order in which it looks for them.
@@ -67,7 +67,7 @@ def newest_metadata(io: FileIO, folder: str) -> str:
         elif match := _NAME.fullmatch(name):
             numbered.append((int(match["version"] or match["number"]), location))
     if hint is not None:
-        with contextlib.closing(io.new_input(hint).open()) as stream:
+        with contextlib.closing(new_input(io, hint).open()) as stream:
             version = stream.read(1 << 10).decode("utf-8", "replace").strip()
         if hinted := _hinted(version, {path.rpartition("/")[2]: path for _, path in numbered}):
             return hinted

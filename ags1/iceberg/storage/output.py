@@ -26,22 +26,33 @@ from ...errors import KeyReuseError
 from ...key_metadata import KeyMetadata
 from ...layout import DEFAULT_BLOCK_SIZE
 from .listing import list_files
-from .locations import local_path, mapped_location
+from .locations import local_path, mapped_location, new_input
 
 _log = logging.getLogger(__name__)
 
 
 class _NamedFile(io.FileIO):
-    """A file whose failed writes name it: that the disk is full, for example."""
+    """A file whose failed writes name it: that the disk is full, for example. A forked child cannot
+    write to its parent's file, not even what was buffered at the fork."""
 
     path = ""
+    process = 0
 
     def write(self, data: Any, /) -> int:
+        _check_process(self.process)
         try:
             return super().write(data)
         except OSError as error:
             error.filename = self.path
             raise
+
+
+def _check_process(number: int) -> None:
+    if number != process_number():
+        raise KeyReuseError(
+            "a forked process cannot continue what its parent has begun to write: load the "
+            "table again in this process"
+        )
 
 
 class TableOutput:
@@ -85,12 +96,14 @@ class TableOutput:
         """Write a new AGS1 file with a fresh key; return its key metadata with the file's length.
         Raises KeyReuseError, and as ``create``."""
         sealed = oneshot.encrypt(plaintext, km=key_metadata, block_size=DEFAULT_BLOCK_SIZE)
+        # If the write fails, error reporters print the variables, and a manifest has keys.
+        plaintext = b""
         self.write(location, sealed.data)
         return sealed.key_metadata
 
     def open(self, location: str) -> InputStream:
         """Open a written file for reading. Raises OSError."""
-        return self.io.new_input(self._stored(location)).open()
+        return new_input(self.io, self._stored(location)).open()
 
     def listed(self, folder: str) -> Iterator[str] | None:
         """Return the locations of all files below a folder; None if the storage cannot list. The
@@ -116,11 +129,7 @@ class TableOutput:
 
     def check_process(self) -> None:
         """Raise KeyReuseError in a forked child: only the parent may continue its writes."""
-        if self._process != process_number():
-            raise KeyReuseError(
-                "a forked process cannot continue what its parent has begun to write: load the "
-                "table again in this process"
-            )
+        _check_process(self._process)
 
     def discard(self, locations: list[str]) -> None:
         """Delete the files of a commit that certainly failed. In a forked child, do nothing. If a
@@ -143,7 +152,7 @@ class TableOutput:
         with AtomicFile(path) as target:
             # The user must not close the descriptor, because it is synced afterwards.
             with _NamedFile(target.fd, "w", closefd=False) as raw:
-                raw.path = path
+                raw.path, raw.process = path, self._process
                 with io.BufferedWriter(raw, 1 << 20) as file:
                     yield file
 

@@ -35,7 +35,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ...layout import DEFAULT_BLOCK_SIZE, HEADER_SIZE, MAGIC, build_header
 from ...reader import Reader
-from .locations import is_encodable, local_path, mapped_location
+from .locations import is_encodable, local_path, mapped_location, new_input, refuse_pipe
 
 _HEADER = build_header(DEFAULT_BLOCK_SIZE)
 
@@ -149,8 +149,9 @@ class TableFiles(FileIO):
         return stored
 
     def new_input(self, location: str) -> InputFile:
-        """Return the stored file. Raises MetadataIntegrityError for an invalid location."""
-        return self._found(location, self.inner.new_input)
+        """Return the stored file. Raises MetadataIntegrityError for an invalid location, and
+        OSError for what is not a regular file."""
+        return self._found(location, functools.partial(new_input, self.inner))
 
     def new_output(self, location: str) -> OutputFile:
         """Raise NotImplementedError: PyIceberg would write plaintext."""
@@ -178,6 +179,8 @@ class TableFiles(FileIO):
         key_metadata = self.sized_key(location, key_metadata)
         path = self.local_path(location)
         stream = self.open_stored(location) if path is None else None
+        if path is not None:
+            refuse_pipe(path)
         try:
             source: Any = path if stream is None else stream
             reader = Reader(source, key_metadata, block_size=DEFAULT_BLOCK_SIZE, threads=threads)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.types import (
     BinaryType,
+    DecimalType,
     GeographyType,
     GeometryType,
     IcebergType,
@@ -31,11 +32,13 @@ from pyiceberg.types import (
     NestedField,
     StringType,
     StructType,
+    TimeType,
     UnknownType,
     UUIDType,
 )
 
 from ...arrow_nested import compacted, with_child
+from ...avro.projection import default_of
 from ...avro.variants import VARIANT_PARTS, VariantType
 from ...errors import FormatError, UnsupportedTypeError
 from ..formats.variants import whole
@@ -67,16 +70,25 @@ class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has n
 class RowConversion:
     """Converts batches of the schema ``provided`` to rows of ``schema``. ``arrow_schema`` is the
     schema of the rows, with Parquet's field IDs. With ``keep_unknown``, it has the columns of type
-    ``unknown``, which Parquet files do not have. Raises ValueError if ``provided`` does not fit,
+    ``unknown``, which Parquet files do not have. With ``file_names``, names are changed as in Java,
+    because Avro's names cannot have all letters. Raises ValueError if ``provided`` does not fit,
     PyIceberg's UnsupportedPyArrowTypeException for a type that no column has, and
     NotImplementedError for what cannot be written."""
 
-    def __init__(self, schema: Schema, provided: pa.Schema, *, keep_unknown: bool = False) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        provided: pa.Schema,
+        *,
+        keep_unknown: bool = False,
+        file_names: bool = True,
+    ) -> None:
         provided = _without_ids(provided)
         of_table, schema = schema, writable(schema, is_avro=keep_unknown)
         _refuse_left_out(of_table.as_struct(), schema.as_struct(), pa.struct(list(provided)), "")
         self._schema = schema
         self._keep_unknown = keep_unknown
+        self._name = make_compatible_name if file_names else str
         self._downcast = _check(schema, provided)
         self._provided = provided
         kind = self._arrow_type(schema.as_struct(), pa.struct(list(provided)), "")
@@ -84,7 +96,8 @@ class RowConversion:
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch. Raises ValueError if the batch has another schema, a required
-        column has a null, or the column's type does not have a value."""
+        column has a null, or the column's type does not have a value: an integer, decimal or time
+        that is too large, or text that is not UTF-8."""
         if not _without_ids(batch.schema).equals(self._provided):
             raise ValueError("the batches' schemas differ")
         # This checks the lengths of buffers and children, and no values.
@@ -152,8 +165,7 @@ class RowConversion:
         metadata = {PARQUET_FIELD_ID: str(field.field_id).encode()}
         if field.doc:
             metadata[b"doc"] = field.doc.encode()
-        name = make_compatible_name(field.name)
-        return pa.field(name, kind, nullable=field.optional, metadata=metadata)
+        return pa.field(self._name(field.name), kind, nullable=field.optional, metadata=metadata)
 
     # -- values
 
@@ -212,7 +224,9 @@ class RowConversion:
                 [keys, items], fields=[target.key_field, target.item_field]
             )
             return with_child(values, target, entries)
-        return self._primitive(kind, target, values, path)
+        made = self._primitive(kind, target, values, path)
+        _check_values(kind, made, path)
+        return made
 
     def _primitive(
         self, kind: IcebergType, target: pa.DataType, values: pa.Array, path: str
@@ -236,6 +250,23 @@ class RowConversion:
             return values.cast(target, safe=is_safe)
         except pa.ArrowInvalid as error:
             raise ValueError(f"column {path!r}: {error}") from None
+
+
+def _check_values(kind: IcebergType, values: pa.Array, path: str) -> None:
+    """Raise ValueError for values that Arrow's arrays of a type can have and the type has not: text
+    that is not UTF-8, times of day after the last, numbers of too many digits. Not all readers
+    accept them."""
+    try:
+        if isinstance(kind, StringType | TimeType):
+            values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"column {path!r}: {error}") from None
+    # Arrow takes the smallest number of 128 bits for one of few digits.
+    if isinstance(kind, DecimalType):
+        for end in pc.min_max(values).as_py().values():
+            # ``abs`` would round.
+            if end is not None and end.copy_abs() >= 10 ** (kind.precision - kind.scale):
+                raise ValueError(f"column {path!r}: {end} has too many digits for {kind}")
 
 
 def _variants(values: pa.Array, path: str) -> pa.StructArray:
@@ -337,7 +368,7 @@ def _with_defaults_optional(schema: Schema) -> Schema:
 
 
 def _repeated(field: NestedField, kind: pa.DataType, count: int) -> pa.Array:
-    value: Any = field.write_default
+    value = default_of(field, "write_default")
     if isinstance(field.field_type, UUIDType):
         storage = pa.repeat(pa.scalar(getattr(value, "bytes", value), pa.binary(16)), count)
         return kind.wrap_array(storage)

@@ -72,7 +72,7 @@ def write_deletion_vectors(
             partition=data_file.partition_values,
             record_count=len(positions),
             file_size_in_bytes=key_metadata.file_length,
-            key_metadata=key_metadata.to_bytes(),
+            key_metadata=key_metadata.encoded(),
             referenced_data_file=path,
             content_offset=blob["offset"],
             content_size_in_bytes=blob["length"],

@@ -21,9 +21,11 @@ import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_encryption_properties
 from pyiceberg.table.locations import LocationProvider
 
+from ..._arrow_random import draw_from_kernel
 from ...arrow_nested import for_parquet
 from ...avro.variants import VariantType
 from ...avro.writer import AvroFileWriter
+from ...errors import KeyReuseError
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..formats.parquet_variants import AnnotatedFile
@@ -32,6 +34,8 @@ from ..spec.column_types import find_field_ids
 from ..storage.output import TableOutput
 from .metrics import MetricsCollector
 from .plan import WritePlan
+
+draw_from_kernel()
 
 # A column gets no dictionary if more than this part of its first rows are distinct values.
 _JUDGED_ROWS = 5_000
@@ -80,6 +84,7 @@ class FileWriter:
     ) -> None:
         plan = new_files.plan
         self._plan = plan
+        self._output = new_files.output
         self._partition = partition
         self._location = new_files.new_location(partition)
         self.is_sorted = True
@@ -104,12 +109,16 @@ class FileWriter:
         return self._content.size
 
     def write(self, rows: pa.Table) -> None:
-        """Write rows; in a Parquet file they become one row group."""
+        """Write rows; in a Parquet file they become one row group. Raises KeyReuseError in a forked
+        child, which must not encrypt other rows under the same key."""
+        self._output.check_process()
         self._content.write(rows, self._metrics)
         self._row_count += rows.num_rows
 
     def close(self) -> ContentFile:
-        """Complete the file and return its record. If that fails, no file is left."""
+        """Complete the file and return its record. If that fails, no file is left. Raises
+        KeyReuseError in a forked child."""
+        self._output.check_process()
         try:
             key_metadata, split_offsets = self._content.close(self._metrics)
             metrics = self._metrics.result()
@@ -133,7 +142,7 @@ class FileWriter:
             nan_value_counts=metrics.nan_value_counts,
             lower_bounds=metrics.lower_bounds,
             upper_bounds=metrics.upper_bounds,
-            key_metadata=key_metadata.to_bytes(),
+            key_metadata=key_metadata.encoded(),
             split_offsets=split_offsets,
             sort_order_id=order.order_id if order is not None and self.is_sorted else 0,
             spec_id=self._plan.spec.spec_id,
@@ -147,7 +156,7 @@ class FileWriter:
 
     def _remove(self) -> None:
         """Leave the output's context as a failure does, so that it leaves no file."""
-        with suppress(_Aborted):
+        with suppress(_Aborted, KeyReuseError):
             self._cleanup.__exit__(_Aborted, _Aborted(), None)
 
 

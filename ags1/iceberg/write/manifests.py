@@ -254,8 +254,9 @@ class _Manifest:
 
     def write(self, location: str) -> EncryptedManifest:
         new = self._new
-        data = self._container.finish()
-        key_metadata = new.output.write_encrypted(location, data, new.manager.new_file_key())
+        key_metadata = new.output.write_encrypted(
+            location, self._container.finish(), new.manager.new_file_key()
+        )
         assert key_metadata.file_length is not None
         return EncryptedManifest.of(
             manifest_path=location,
@@ -272,7 +273,7 @@ class _Manifest:
             existing_rows_count=self._rows[EXISTING],
             deleted_rows_count=self._rows[DELETED],
             partitions=[field.summary() for field in self._partition],
-            key_metadata=key_metadata.to_bytes(),
+            key_metadata=key_metadata.encoded(),
             first_row_id=None,
         )
 

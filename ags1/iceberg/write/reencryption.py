@@ -82,15 +82,16 @@ def _rewrite_parquet(
     checksum, checksum_again = _checksums()
     with source.new_input(record.file_path).open() as stream, output.create(location) as file:
         old = _Ranges(stream)
-        key = _key_with_length(record)
-        before = transcribe_parquet(old.view, old.size, key, file.write, key_metadata, checksum)
+        before = transcribe_parquet(
+            old.view, old.size, record.sized_key, file.write, key_metadata, checksum
+        )
     key_metadata = key_metadata.with_file_length(before.size)
     with _discarded_on_error(output, location), output.open(location) as stream:
         new = _Ranges(stream)
         after = read_contents(new.view, new.size, key_metadata, checksum_again)
         if before != after:
             raise _differs(location)
-        _check_rows(record, after.rows)
+        record.check_rows(after.rows)
     # Columns without a size get none.
     sizes = record.fields()["column_sizes"]
     sizes = sizes and {i: after.column_sizes.get(i, size) for i, size in sizes.items()}
@@ -98,7 +99,7 @@ def _rewrite_parquet(
         file_path=location,
         file_size_in_bytes=after.size,
         column_sizes=sizes,
-        key_metadata=key_metadata.to_bytes(),
+        key_metadata=key_metadata.encoded(),
         split_offsets=after.split_offsets or None,
     )
 
@@ -124,12 +125,12 @@ def _rewrite_avro(
             if before.finish() != after.finish():
                 raise _differs(location)
             avro = AvroFile(reader)
-            _check_rows(record, avro.rows_before(avro.size))
+            record.check_rows(avro.rows_before(avro.size))
     assert key_metadata.file_length is not None
     return record.replace(
         file_path=location,
         file_size_in_bytes=key_metadata.file_length,
-        key_metadata=key_metadata.to_bytes(),
+        key_metadata=key_metadata.encoded(),
     )
 
 
@@ -190,22 +191,6 @@ def _named(location: str) -> Iterator[None]:
     except Ags1Error as error:
         error.file = error.file or location
         raise
-
-
-def _key_with_length(record: ContentFile) -> KeyMetadata | None:
-    key_metadata = record.key
-    if key_metadata is not None and key_metadata.file_length is None:
-        # The manifest has it too, and is authenticated as well.
-        key_metadata = key_metadata.with_file_length(record.file_size_in_bytes)
-    return key_metadata
-
-
-def _check_rows(record: ContentFile, rows: int) -> None:
-    if rows != record.record_count:
-        raise MetadataIntegrityError(
-            f"the file has {rows} rows, but its manifest says {record.record_count}",
-            file=record.file_path,
-        )
 
 
 def _differs(location: str) -> MetadataIntegrityError:

@@ -24,7 +24,7 @@ from pyiceberg.table import UpsertResult, upsert_util
 
 from ..read.row_digests import Digests, row_digests
 from ..read.scan import EncryptedScan
-from ..spec.column_types import check_readable, writable
+from ..spec.column_types import check_readable
 from .conflicts import ConflictError
 from .conversion import RowConversion
 from .view import TableView
@@ -62,12 +62,11 @@ class Upsert:
         for name in keys:
             if name not in df.column_names:
                 raise KeyError(f'Field "{name}" does not exist in schema')
-        conversion = RowConversion(schema, df.schema, keep_unknown=True)
-        converted = pa.Table.from_batches(
+        conversion = RowConversion(schema, df.schema, keep_unknown=True, file_names=False)
+        self._rows = pa.Table.from_batches(
             map(conversion.convert, df.to_batches()), conversion.arrow_schema
         )
-        names = [field.name for field in writable(schema, is_avro=True).fields]
-        self._rows = converted.rename_columns(names)
+        names = self._rows.column_names
         for name in keys:
             column = self._rows[name]
             is_float = pa.types.is_floating(column.type)
@@ -176,8 +175,9 @@ def _comparable(column: Any) -> Any:
     kind = column.type
     if pa.types.is_floating(kind):
         return pc.add(column, pa.scalar(0.0, kind))  # -0.0 + 0.0 is 0.0
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return column.cast(pa.int64())  # Python's times have no nanoseconds
+    if pa.types.is_temporal(kind):
+        # Python's times have no nanoseconds, and end with the year 9999.
+        return column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
     return column.cast(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else column
 
 

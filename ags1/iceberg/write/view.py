@@ -74,8 +74,10 @@ class TableView:
         """The current schema."""
         return self.parsed.schema()
 
-    def schema_json(self, schema_id: int) -> dict[str, Any]:
-        """Return a schema of the metadata, as JSON."""
+    def schema_json(self, schema_id: int | None = None) -> dict[str, Any]:
+        """Return a schema of the metadata, as JSON; by default the current one."""
+        if schema_id is None:
+            schema_id = self.metadata["current-schema-id"]
         return next(s for s in self.metadata["schemas"] if s["schema-id"] == schema_id)
 
     @property

@@ -42,7 +42,7 @@ class FolderStore:
             out.write(data)
 
     def read(self, name: str) -> bytes:
-        with regular_file(self.url_of(name)) as (fd, _), open(fd, "rb", closefd=False) as file:
+        with regular_file(self.url_of(name)) as (fd, *_), open(fd, "rb", closefd=False) as file:
             return file.read()
 
     def names(self, folder: str = "") -> list[str]:

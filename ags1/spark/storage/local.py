@@ -178,7 +178,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def open(self, path: str, size: int, version: str) -> Iterator[LocalSource]:
-        with regular_file(path) as (fd, status):
+        with regular_file(path) as (fd, status, _):
             yield LocalSource(fd, status)
 
     @contextlib.contextmanager

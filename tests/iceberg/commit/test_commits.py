@@ -13,6 +13,7 @@ import json
 import random
 import sqlite3
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -851,6 +852,7 @@ def test_a_table_s_first_key_is_committed_alone(rest: Commits, server: Rest) -> 
     assert ids(again) == [1, 2]
 
 
+@pytest.mark.filterwarnings("ignore:.*in the future")
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_the_server_s_clock_may_be_another(rest: Commits, server: Rest, hours: int) -> None:
     base, output = create(rest)
@@ -864,6 +866,30 @@ def test_the_server_s_clock_may_be_another(rest: Commits, server: Rest, hours: i
     base = rest.commit(base, updates, at(base), output)
     base = rest.commit(base, appending(base, 2), at(base), output)
     assert ids(rest.commit(base, appending(base, 3), at(base), output)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ahead_ms", [55_000, 800 * 86_400_000])
+@pytest.mark.parametrize("name", ["commits", "hive", "rest"])
+def test_a_commit_by_a_clock_that_is_ahead(
+    name: str, ahead_ms: int, request: pytest.FixtureRequest
+) -> None:
+    """The next commits have its time, so that the table's times do not go back, as Java requires.
+    They warn if it is more than a minute ahead."""
+    commits = request.getfixturevalue(name)
+    base, output = create(commits)
+    ahead = now_ms() + ahead_ms
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ags1.iceberg.commit.commits.now_ms", lambda: ahead)
+        if name == "rest":
+            request.getfixturevalue("server").now_ms = ahead
+        base = commits.commit(base, appending(base, 1), at(base), output)
+    assert base.metadata["last-updated-ms"] == ahead
+    for updates in (setting(a="1"), rotation(base)):
+        with warnings.catch_warnings(record=True) as caught:
+            base = commits.commit(base, updates, at(base), output)
+        assert [w.category for w in caught] == [UserWarning] * (ahead_ms > 60_000)
+        assert all("in the future" in str(warning.message) for warning in caught)
+        assert base.metadata["last-updated-ms"] == ahead
 
 
 def test_a_rest_server_that_loses_keys_gets_no_data(rest: Commits, server: Rest) -> None:

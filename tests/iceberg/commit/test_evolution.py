@@ -12,7 +12,7 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
-from pyiceberg.types import BinaryType, DecimalType, NestedField, StringType
+from pyiceberg.types import BinaryType, DecimalType, NestedField, StringType, StructType
 from type_changes import JAVA_ALLOWS, PAIRS, TYPES
 
 from ags1.iceberg.commit.updates import apply_updates
@@ -308,3 +308,51 @@ def test_no_commit_changes_an_initial_default(catalog: Any, is_encrypted: bool) 
     with pytest.raises(ValidationError, match="the initial default of a column: s: None -> 'x'"):
         table.catalog.commit_table(table, (), (added, SetCurrentSchemaUpdate(schema_id=-1)))
     assert len(catalog.load_table("db.t").schemas()) == 1
+
+
+OF_COLUMNS = (
+    "write.metadata.metrics.column.",
+    "write.parquet.bloom-filter-enabled.column.",
+    "write.parquet.stats-enabled.column.",
+)
+
+
+def test_properties_of_a_column_follow_it(catalog: Any) -> None:
+    """The names are those that Java 1.12 gives them. It leaves those of a renamed struct's fields
+    as they were, and refuses every change of properties from then on."""
+    others = {"write.metadata.metrics.default": "counts", "write.metadata.metrics.column.gone": "x"}
+
+    def of_columns(**settings: str) -> dict[str, str]:
+        return {prefix + name: value for prefix in OF_COLUMNS for name, value in settings.items()}
+
+    def check(**settings: str) -> None:
+        names = (*OF_COLUMNS, *others)
+        found = catalog.load_table("db.t").properties
+        found = {name: value for name, value in found.items() if name.startswith(names)}
+        assert found == of_columns(**settings) | others
+
+    schema = Schema(
+        NestedField(1, "a", StringType()),
+        NestedField(2, "b", StringType()),
+        NestedField(3, "n", StructType(NestedField(4, "x", StringType()))),
+    )
+    table = catalog.create_table("db.t", schema, properties={"encryption.key-id": "keyA"})
+    kept = {"a": "none", "b": "full", "n.x": "counts"}
+    table.transaction().set_properties({**of_columns(**kept), **others}).commit_transaction()
+    with table.update_schema() as update:
+        update.rename_column("a", "b").rename_column("b", "a")  # swapped
+    check(b="none", a="full", **{"n.x": "counts"})
+    with table.update_schema() as update:
+        update.rename_column("n", "o").rename_column("n.x", "y").delete_column("a")
+    check(b="none", **{"o.y": "counts"})
+    with table.update_schema() as update:
+        update.delete_column("o")
+    with table.transaction() as transaction:
+        with transaction.update_schema() as update:
+            update.rename_column("b", "c")
+        with transaction.update_schema() as update:
+            update.add_column("b", StringType())
+        transaction.append(pa.table({"c": ["secret"], "b": ["public"]}))
+    check(c="none")
+    [file] = table.inspect.files().to_pylist()
+    assert [field_id for field_id, _ in file["value_counts"]] == [5]

@@ -373,9 +373,6 @@ def test_a_new_table_has_no_log() -> None:
     assert with_metadata_log(metadata, None, 0) == (metadata, [])
 
 
-def test_a_clock_that_goes_back_or_a_wrong_property_is_refused() -> None:
-    assert with_metadata_log(logged(1), "x", 60_100)
-    with pytest.raises(ValueError, match="clock"):
-        with_metadata_log(logged(1), "x", 60_101)
+def test_a_wrong_property_is_refused() -> None:
     with pytest.raises(ValueError, match="previous-versions-max"):
         with_metadata_log(logged(1, **{"write.metadata.previous-versions-max": "many"}), "x", 5)

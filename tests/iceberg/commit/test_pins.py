@@ -12,7 +12,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +364,26 @@ def test_what_is_dropped_is_forgotten(
     catalog.drop_table("db.t_")
     catalog.drop_namespace("db")
     assert not catalog.namespace_exists("db")
+
+
+@pytest.mark.parametrize("of_row", [True, False])
+def test_a_purge_whose_database_fails_drops_nothing(
+    table: EncryptedTable, catalog: EncryptedCatalog, tmp_path: Path, of_row: bool
+) -> None:
+    table.append(rows(1))
+    pins = kept(tmp_path)
+    deleted = "iceberg_tables" if of_row else "iceberg_namespace_properties"
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as database:
+        fails = "BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+        database.execute(f"CREATE TRIGGER fail AFTER DELETE ON {deleted} {fails}")
+        with pytest.raises(OSError, match=f"files are left in {table.location()}"):
+            catalog.purge_table("db.t")
+        assert kept(tmp_path) == pins
+        assert catalog.load_table("db.t").scan().count() == 1
+        database.execute("DROP TRIGGER fail")
+    catalog.purge_table("db.t")
+    assert kept(tmp_path) == {}
+    assert not catalog.table_exists("db.t")
 
 
 @pytest.mark.parametrize("by", ["drop", "create", "begin", "register", "rename"])

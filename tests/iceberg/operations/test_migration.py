@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import assign_fresh_schema_ids
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
 from table_maker import TableMaker, stored
 
 from ags1 import KeyMetadata
@@ -426,7 +427,7 @@ def test_a_damaged_source_is_not_migrated(catalog: SqlCatalog, what: str) -> Non
     plain = make(catalog, 2, partitioned=False)
     path = stored(next(iter(plain.scan().plan_files())).file.file_path)
     if what == "rows":
-        pq.write_table(rows(0, 7), path)
+        pq.write_table(pq.read_table(path).slice(0, 7), path)
     else:
         table = pq.read_table(path)
         pq.write_table(table, path, write_page_checksum=True, compression="none")
@@ -540,6 +541,35 @@ def test_orc_is_refused(tmp_path: Path) -> None:
     made.commit(made.add_parquet(some(0, 3)) | {"file_format": "ORC"})
     with pytest.raises(NotImplementedError, match="ORC"):
         committed(tmp_path / "t", made.write())
+
+
+@pytest.mark.parametrize("what", ["another type", "no time", "no column", "no IDs", "key"])
+def test_a_file_that_cannot_be_read_is_not_migrated(tmp_path: Path, what: str) -> None:
+    made = maker(tmp_path / "t")
+    made.set_schema([COLUMNS[0], {"id": 3, "name": "t", "type": "time"}])
+    made.commit(made.add_parquet([{"id": 1, "t": time(23, 59)}] * 5))
+    names = Schema(NestedField(1, "id", LongType()), NestedField(3, "t", StringType()))
+    late = {"name": "t", "type": {"type": "long", "logicalType": "time-micros"}, "field-id": 3}
+    number = {"name": "id", "type": "long", "field-id": 1}
+    unreadable = {
+        "another type": lambda: made.add_parquet([{"id": 1, "t": "x"}] * 5, schema=names),
+        "no time": lambda: made.add_avro(
+            [{"id": 1, "t": 86_400_000_000}],
+            {"type": "record", "name": "table", "fields": [number, late]},
+        ),
+        "no column": lambda: made.add_parquet([{"t": None}], schema=made.schema.select("t")),
+        "no IDs": lambda: made.add_parquet_of(pa.table({"id": [1]})),
+        "key": lambda: made.add_equality_deletes([{"id": 1, "t": "x"}], [3], schema=names),
+    }[what]()
+    made.commit(unreadable)
+    before = sorted(tmp_path.rglob("*"))
+    metadata = json.loads(Path(made.write()).read_text())
+    migration = Migration(TableOutput(IO), new_keys())
+    with pytest.raises(FormatError) as refused:
+        migration.produce(metadata)
+    assert refused.value.file == unreadable["file_path"]
+    written = set(tmp_path.rglob("*")) - set(before)
+    assert [path.name for path in written] == ["00005.metadata.json"]  # that of the test
 
 
 def test_statistics_go(tmp_path: Path) -> None:

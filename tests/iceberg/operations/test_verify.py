@@ -275,8 +275,8 @@ def test_every_flipped_block_is_named(
 # -- Parquet
 
 
-def sealed_parquet(table: pa.Table, **how: Any) -> tuple[bytes, KeyMetadata]:
-    km = KeyMetadata.generate(16)
+def sealed_parquet(table: pa.Table, key_size: int = 16, **how: Any) -> tuple[bytes, KeyMetadata]:
+    km = KeyMetadata.generate(key_size)
     out = io.BytesIO()
     properties = create_encryption_properties(
         km.encryption_key, aad_prefix=km.aad_prefix, store_aad_prefix=False
@@ -336,20 +336,8 @@ def test_java_s_parquet_files_are_covered_to_the_last_byte(tmp_path: Path) -> No
 def test_pages_of_the_same_file_cannot_be_exchanged(key_size: int) -> None:
     # Equal sizes everywhere, so that only each page's place in its tag's data tells them apart.
     rows = pa.table({"a": [bytes(100)] * 8})
-    km = KeyMetadata.generate(key_size)
-    out = io.BytesIO()
-    properties = create_encryption_properties(km.encryption_key, aad_prefix=km.aad_prefix)
-    pq.write_table(
-        rows,
-        out,
-        encryption_properties=properties,
-        use_dictionary=False,
-        compression="none",
-        row_group_size=4,
-        store_schema=False,
-    )
-    data = out.getvalue()
-    km = km.with_file_length(len(data))
+    more = {"use_dictionary": False, "compression": "none", "row_group_size": 4}
+    data, km = sealed_parquet(rows, key_size, store_schema=False, **more)
     assert authenticate(data, km).rows == 8
     file = pq.ParquetFile(
         io.BytesIO(data),

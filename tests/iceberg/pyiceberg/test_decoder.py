@@ -36,6 +36,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from ags1._key_metadata import EncodedKeyMetadata
 from ags1.avro._decoder import (
     Block,
     CheckedDecoder,
@@ -120,6 +121,8 @@ def by_pyiceberg(data: bytes, rows: int, reader: Any) -> list[Any]:
 def values(record: Any) -> Any:
     if hasattr(record, "_data"):
         return [values(record[at]) for at in range(len(record._data))]
+    if isinstance(record, EncodedKeyMetadata):
+        return bytes(record)
     return dict(record) if hasattr(record, "keys") else record
 
 
@@ -288,8 +291,9 @@ def test_locations_are_those_of_whole_entries() -> None:
             data = b"".join(map(encode, records))
             block = Block(data, b"", "null", file_layout, len(records))
             wanted = [
-                [e.status, [e.data_file.content, e.data_file.file_path, e.data_file.key_metadata]]
+                [e.status, list(map(values, (file.content, file.file_path, file.key_metadata)))]
                 for e in read_records(block, shape)
+                for file in [e.data_file]
             ]
             assert [values(record) for record in read_records(block, only)] == wanted
 

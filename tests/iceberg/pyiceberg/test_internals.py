@@ -56,6 +56,7 @@ PRIVATE_NAMES = [
     "io.pyarrow.ArrowProjectionVisitor._construct_field",
     "io.pyarrow._ConvertToArrowExpression",
     "io.pyarrow._ConvertToArrowSchema",
+    "io.pyarrow._ConvertToArrowSchema._include_field_ids",
     "io.pyarrow._ConvertToArrowExpression._get_field_name",
     "io.pyarrow._check_pyarrow_schema_compatible",
     "manifest.DataFile._spec_id",

@@ -19,9 +19,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from iceberg_tables import KMS_PROPERTIES, MASTER_KEYS
 from polars.testing import assert_frame_equal
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    GeographyType,
+    GeometryType,
+    IcebergType,
+    LongType,
+    NestedField,
+    StructType,
+)
 
-from ags1.iceberg import EncryptedTable, load_catalog
+from ags1.iceberg import EncryptedTable, VariantType, load_catalog
 
 ENCRYPTED = {"encryption.key-id": "keyA"}
 NAN, INF = math.nan, math.inf
@@ -273,7 +283,45 @@ def test_an_older_polars_filters_by_itself(
     given: list[bool] = []
     monkeypatch.setattr(pl, "__version__", version)
     monkeypatch.setattr(
-        pl, "scan_iceberg", lambda _, *, use_pyiceberg_filter: given.append(use_pyiceberg_filter)
+        pl,
+        "scan_iceberg",
+        lambda _, *, use_pyiceberg_filter, **__: given.append(use_pyiceberg_filter),
     )
     tables["whole"].to_polars()
     assert given == [pushes]
+
+
+def test_variants_and_geometries_have_the_names_of_their_types(tmp_path: Path) -> None:
+    def optional(number: int, name: str, kind: IcebergType) -> NestedField:
+        return NestedField(number, name, kind, required=False)
+
+    inner = StructType(optional(5, "v", VariantType()), optional(6, "g", GeographyType()))
+    kinds: list[IcebergType] = [LongType(), VariantType(), GeometryType(), inner]
+    columns = [optional(i, n, k) for i, (n, k) in enumerate(zip("ivgs", kinds, strict=True), 1)]
+    variant = pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
+    arrow = pa.struct([("v", variant), ("g", pa.binary())])
+    value = {"metadata": b"\x01\0\0", "value": b"\x0c\x11"}
+    rows = [{"i": 1, "v": value, "g": b"\x01", "s": {"v": value, "g": b"\x02"}}, {"i": 2}]
+    with load_catalog(
+        "sql",
+        type="sql",
+        uri=f"sqlite:///{tmp_path}/catalog.db",
+        warehouse=f"file://{tmp_path}/warehouse",
+        **KMS_PROPERTIES,
+    ) as catalog:
+        catalog.create_namespace("db")
+        table = catalog.create_table("db.t", Schema(*columns), properties=ENCRYPTED)
+        schema = pa.schema([("i", pa.int64()), ("v", variant), ("g", pa.binary()), ("s", arrow)])
+        table.append(pa.Table.from_pylist(rows, schema))
+        whole = pl.DataFrame(table.scan())
+        lazy = table.to_polars()
+        assert lazy.collect_schema() == whole.schema
+        assert_frame_equal(lazy.collect(), whole)
+        assert_frame_equal(pl.scan_iceberg(table).select("i").collect(), whole.select("i"))
+        for name in "ivgs":
+            assert lazy.filter(pl.col(name).is_not_null() & (pl.col("i") < 2)).collect().height == 1
+            assert lazy.filter(pl.col(name).is_null()).collect().height == (name != "i")
+        nested = pl.col("s").struct.field("g")
+        assert lazy.filter(nested.is_null()).select("i").collect()["i"].to_list() == [2]
+        # The type's name is not in the schemas of other tables.
+        assert schema_to_pyarrow(Schema(columns[2])).field("g").type == pa.large_binary()

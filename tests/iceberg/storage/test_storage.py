@@ -251,14 +251,6 @@ def test_a_file_that_ends_before_it_begins(
         files.read_encrypted(location, km)
 
 
-def test_a_pipe_is_not_waited_for(kms: KmsClient, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    km = KeyMetadata(encryption_key=bytes(range(16)), aad_prefix=b"a", file_length=100)
-    files = TableFiles(PyArrowFileIO(), EncryptionManager(kms, "keyA"))
-    with pytest.raises(OSError, match="regular"):
-        files.read_encrypted(f"file://{tmp_path}/pipe", km)
-
-
 def test_a_pickle_has_no_key(tmp_path: Path) -> None:
     from ags1.kms.local import LocalKms
 

@@ -659,6 +659,78 @@ def test_a_starting_snapshot_that_has_expired(table: EncryptedTable) -> None:
     assert ids(table) == [1, 2, 3, 11, 12, 13, 60]
 
 
+def streamed(table: EncryptedTable) -> None:
+    batches = rows(60).to_batches()
+    table.append(pa.RecordBatchReader.from_batches(ROW_TYPE, batches))
+
+
+def in_one_transaction(table: EncryptedTable) -> None:
+    with table.transaction() as transaction:
+        transaction.append(rows(60))
+        transaction.delete("id = 2")
+
+
+LATER: dict[str, tuple[Callable[[EncryptedTable], object], Callable[[set[int]], set[int]]]] = {
+    "append": (lambda t: t.append(rows(60)), lambda ids: ids | {60}),
+    "stream": (streamed, lambda ids: ids | {60}),
+    "delete": (lambda t: t.delete("id = 2"), lambda ids: ids - {2}),
+    "delete nothing": (lambda t: t.delete("id = 500"), lambda ids: ids),
+    "overwrite": (lambda t: t.overwrite(rows(60)), lambda _: {60}),
+    "upsert": (lambda t: t.upsert(rows(2, 60, n=9), ["id"]), lambda ids: ids | {60}),
+    "partitions": (
+        lambda t: t.dynamic_partition_overwrite(rows(60)),
+        lambda ids: {i for i in ids if i > 3} | {60},
+    ),
+    "transaction": (in_one_transaction, lambda ids: ids - {2} | {60}),
+    "rekey": (lambda t: t.rekey(), lambda ids: ids),
+    "compaction": (lambda t: t.rewrite_data_files(rewrite_all=True), lambda ids: ids),
+    "compaction in parts": (
+        lambda t: t.rewrite_data_files(rewrite_all=True, partial_progress=True),
+        lambda ids: ids,
+    ),
+    "orphans": (lambda t: t.remove_orphan_files(), lambda ids: ids),
+    "expiry": (lambda t: t.expire_snapshots(retain_last=1), lambda ids: ids),
+    "dry expiry": (lambda t: t.expire_snapshots(retain_last=1, dry_run=True), lambda ids: ids),
+    "erasure": (lambda t: t.erase_deleted_rows(), lambda ids: ids),
+    "rotation": (lambda t: t.rotate_keys(), lambda ids: ids),
+    "rewrapping": (lambda t: t.rewrap_keys(), lambda ids: ids),
+    "properties": (
+        lambda t: t.transaction().set_properties(a="b").commit_transaction(),
+        lambda ids: ids,
+    ),
+}
+
+
+@pytest.mark.slow_variants(r"True-.*")
+@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("erased", [False, True])
+def test_a_table_object_older_than_somebody_s_expiry(
+    table: EncryptedTable, name: str, erased: bool
+) -> None:
+    """The files of its version are gone, and the change is made upon the newest one."""
+    stale = again(table)
+    table.append(rows(20, v="c"))
+    table.delete("id = 1")
+    if erased:
+        table.erase_deleted_rows()
+    table.expire_snapshots(
+        snapshot_ids=[s.snapshot_id for s in table.snapshots()[:-1]], prune_keys=True
+    )
+    change, expected = LATER[name]
+    change(stale)
+    assert set(ids(table)) == expected({2, 3, 11, 12, 13, 20})
+    files_left(table)
+
+
+def test_a_file_that_is_missing_though_nobody_has_committed(table: EncryptedTable) -> None:
+    stale = again(table)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    Path(snapshot.manifest_list.removeprefix("file://")).unlink()
+    with pytest.raises(FileNotFoundError, match="snap-"):
+        stale.append(rows(60))
+
+
 def test_a_snapshot_of_the_same_id_and_other_files(table: EncryptedTable) -> None:
     """As in a copy of the table that was registered under its name."""
     view = table.view()

@@ -11,9 +11,12 @@ import itertools
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from ags1 import KeyReuseError
 from ags1.iceberg.formats.parquet_modules import verify_parquet
 from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.storage.output import TableOutput
@@ -992,3 +996,87 @@ def test_a_stream_larger_than_memory_is_written_in_bounded_memory(tmp_path: Path
     records = write(metadata_of(tmp_path, columns), stream(), threads=2)
     assert sum(record.record_count for record in records) == 32 * count
     assert most < 1 << 30
+
+
+# -- copies of the process
+
+SAME_PID = """
+import ctypes, io, os, platform, signal, sys
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.parquet.encryption import create_encryption_properties
+import ags1
+from ags1._arrow_random import draw_from_kernel
+
+def begun(km):
+    file = io.BytesIO()
+    properties = create_encryption_properties(km.encryption_key, aad_prefix=km.aad_prefix)
+    writer = pq.ParquetWriter(file, ROWS.schema, encryption_properties=properties)
+    writer.write_table(ROWS)
+    return file, writer
+
+def nonces(file, writer):
+    writer.write_table(ROWS)
+    writer.close()
+    data, found, at = file.getvalue(), [], 4
+    while at < len(data) - 8 - int.from_bytes(data[-8:-4], "little"):
+        found.append(data[at + 4 : at + 16])
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+    return b"".join(found[len(found) // 2 :])
+
+ROWS = pa.table({"a": [1, 2]})
+if not draw_from_kernel():
+    sys.exit(78)
+file = begun(ags1.KeyMetadata.generate())
+libc = ctypes.CDLL(None)
+if libc.unshare(0x20000000):
+    sys.exit(77)
+read, write = os.pipe()
+if not os.fork():
+    os.write(write, nonces(*file) + b"|" + nonces(*begun(ags1.KeyMetadata.generate())))
+    os._exit(os.getpid() != 1)
+mine = nonces(*file) + b"|" + nonces(*begun(ags1.KeyMetadata.generate()))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == os.getpid() - 1 == 0
+theirs = os.read(read, 65536)
+assert len(mine) == len(theirs) > 48 and not {*zip(mine, mine[1:], mine[2:], mine[3:])} & {
+    *zip(theirs, theirs[1:], theirs[2:], theirs[3:])}
+print("different")
+"""
+
+
+def test_arrow_draws_other_nonces_in_a_copy_of_the_process() -> None:
+    # Parent and child both are process 1 of a namespace, and OpenSSL goes by that number.
+    command = ["unshare", "-r", "--pid", "--fork", "--mount-proc", sys.executable, "-c", SAME_PID]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 77 or done.stderr.startswith("unshare"):
+        pytest.skip("namespaces may not be made here")
+    if done.returncode == 78:
+        pytest.skip("this Arrow shares its OpenSSL with others")
+    assert (done.stdout, done.stderr) == ("different\n", "")
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_a_forked_child_does_not_continue_a_file(
+    tmp_path: Path,
+    file_format: str,
+    in_a_fork: Callable[[Callable[[], object]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_rows = FileWriter.write
+
+    def write_and_fork(self: FileWriter, part: pa.Table) -> None:
+        write_rows(self, part)
+
+        def child() -> None:
+            for work in (lambda: write_rows(self, part), self.close):
+                with pytest.raises(KeyReuseError, match="parent"):
+                    work()
+            self.abort()
+
+        in_a_fork(child)
+
+    monkeypatch.setattr(FileWriter, "write", write_and_fork)
+    properties = {"write.format.default": file_format}
+    (file,) = write(metadata_of(tmp_path, COLUMNS, properties=properties), rows(100))
+    read = read_parquet(file).num_rows if file_format == "parquet" else len(read_avro(file)[1])
+    assert read == 100

@@ -166,7 +166,7 @@ class Lake:
             "partition": dict(zip(names, record.partition_values, strict=True)),
             "record_count": record.record_count,
             "file_size_in_bytes": record.file_size_in_bytes,
-            "key_metadata": record.key_bytes,
+            "key_metadata": record.key_bytes and bytes(record.key_bytes),
             "spec_id": record.spec_id,
             "referenced_data_file": record.referenced_data_file,
             "content_offset": record.content_offset,

@@ -299,7 +299,21 @@ def test_keys_that_are_twice_in_the_table(catalog: EncryptedCatalog, parts: int)
     assert [v for _, v in rows_of(table)] == [6, 5, 8]
 
 
-POINT = types.StructType(NestedField(3, "x", types.DoubleType(), required=False))
+# Avro's names cannot have these letters.
+ODD = ["$id", "@type", "a-b", "a.b", "1st", "\U0001f600 é"]
+
+
+def struct_of(*names: str, first_id: int = 3) -> types.StructType:
+    kind = types.DoubleType()
+    fields = (NestedField(i, n, kind, required=False) for i, n in enumerate(names, first_id))
+    return types.StructType(*fields)
+
+
+def odd(value: float) -> dict[str, float]:
+    return dict.fromkeys(ODD, value)
+
+
+ODD_ARROW = pa.struct([(name, pa.float64()) for name in ODD])
 VALUES: dict[str, tuple[IcebergType, pa.DataType, list[tuple[Any, Any, bool]]]] = {
     "double": (
         types.DoubleType(),
@@ -322,8 +336,23 @@ VALUES: dict[str, tuple[IcebergType, pa.DataType, list[tuple[Any, Any, bool]]]] 
         pa.map_(pa.string(), pa.int64()),
         [([("a", 1)], [("a", 1)], False), ([("a", 1)], [("a", None)], True)],
     ),
+    "odd names": (
+        struct_of(*ODD),
+        ODD_ARROW,
+        [(odd(NAN), odd(NAN), False), (odd(1), None, True), (odd(1), odd(1) | {"a-b": 2}, True)],
+    ),
+    "odd names in lists": (
+        types.ListType(3, struct_of(*ODD, first_id=4), element_required=False),
+        pa.list_(ODD_ARROW),
+        [([odd(1), None], [odd(1), None], False), ([odd(1)], [odd(2)], True)],
+    ),
+    "odd names in maps": (
+        types.MapType(3, types.StringType(), 4, struct_of(*ODD, first_id=5), value_required=False),
+        pa.map_(pa.string(), ODD_ARROW),
+        [([("k", odd(1))], [("k", odd(1))], False), ([("k", odd(1))], [("k", odd(2))], True)],
+    ),
     "struct": (
-        POINT,
+        struct_of("x"),
         pa.struct([("x", pa.float64())]),
         [({"x": NAN}, {"x": NAN}, False), ({"x": None}, None, True)],
     ),

@@ -8,9 +8,7 @@ files with each other.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +30,7 @@ from ...read.deletes import read_deletion_vector
 from ...read.records import ContentFile
 from ...spec.constants import ENCRYPTED_PARQUET_MAGIC, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from ...storage.byte_meter import ByteMeter
+from ...storage.locations import new_input, refuse_pipe
 from ...storage.table_files import TableFiles
 from .findings import SEVERITIES, Finding, finding_of
 
@@ -169,9 +168,7 @@ class FileChecker:
         key_metadata = cast("KeyMetadata", file.key)
         findings: list[Finding] = []
         if file.file_format == FileFormat.PARQUET:
-            if key_metadata.file_length is None:
-                # The manifest is just as authentic. Other readers use no length at all.
-                key_metadata = key_metadata.with_file_length(file.file_size_in_bytes)
+            key_metadata = cast("KeyMetadata", file.sized_key)
             findings = _parquet_findings(check, self._verify_parquet(check.location, key_metadata))
         elif file.file_format == FileFormat.ORC:
             raise FormatError("the manifest has a key for an ORC file: Iceberg cannot encrypt ORC")
@@ -225,9 +222,9 @@ class FileChecker:
                 self._meter.add(size)
 
     def _verify_parquet(self, location: str, key_metadata: KeyMetadata) -> VerifiedParquet:
-        self._refuse_pipe(location)
         path = self._files.local_path(location)
         if path is not None:
+            refuse_pipe(path)
             with open(path, "rb", buffering=0) as file:
                 fd = file.fileno()
                 buffer = memoryview(bytearray(WINDOW_SIZE))
@@ -299,7 +296,7 @@ class FileChecker:
 
     def _check_unreferenced(self, check: Check) -> Outcome:
         try:
-            with closing(self._files.inner.new_input(check.location).open()) as stream:
+            with closing(new_input(self._files.inner, check.location).open()) as stream:
                 head = stream.read(4)
         except FileNotFoundError:
             return Outcome()
@@ -312,15 +309,8 @@ class FileChecker:
         return Outcome(0, [check.finding(kind, f"{what} that no snapshot has")])
 
     def _head(self, location: str) -> bytes:
-        self._refuse_pipe(location)
         with closing(self._files.open_stored(location)) as stream:
             return stream.read(len(MAGIC))
-
-    def _refuse_pipe(self, location: str) -> None:
-        """Raise OSError unless it is a regular file: opening a pipe could block for ever."""
-        path = self._files.local_path(location)
-        if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
 def _parquet_findings(check: Check, verified: VerifiedParquet) -> list[Finding]:
@@ -334,7 +324,8 @@ def _parquet_findings(check: Check, verified: VerifiedParquet) -> list[Finding]:
         message = (
             f"{verified.plain_levels_size} bytes of levels (which values are null, where lists "
             "begin) are not encrypted, and somebody could change them: Java writes pages of "
-            "version 2 in this way. Rewrite the file with rekey"
+            "version 2 in this way. Set write.parquet.page-version=v1, and rewrite the file in "
+            "Spark"
         )
         findings.append(check.finding("plain-levels", message))
     if verified.padding_size:

@@ -4,6 +4,7 @@ import ags1.iceberg.kms.KmsClients;
 import java.nio.ByteBuffer;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.stream.Stream;
@@ -11,6 +12,7 @@ import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
+import org.apache.iceberg.encryption.EncryptedKey;
 import org.apache.iceberg.encryption.KeyManagementClient;
 import org.apache.iceberg.exceptions.ValidationException;
 
@@ -21,11 +23,29 @@ import org.apache.iceberg.exceptions.ValidationException;
  * <p>{@code encryption.trusted-key-ids} lists the master keys that a table may name. Without it, a
  * table may name any. With {@code encryption.require-encrypted=true}, unencrypted tables and
  * unencrypted data files are refused.
+ *
+ * <p>The rules never change. All threads and tables of a catalog share them, with the client of the
+ * KMS, which is made for that.
  */
 public final class CatalogRules {
   private static final String TRUSTED_KEY_IDS = "encryption.trusted-key-ids";
   private static final String REQUIRE_ENCRYPTED = "encryption.require-encrypted";
   private static final String KEY_ID = TableProperties.ENCRYPTION_TABLE_KEY;
+  private static final int FORMAT_VERSION = 3;
+  private static final String PRUNE_ON_COMMIT = "encryption.keys.prune-on-commit"; // of Python alone
+  private static final List<String> OF_ENCRYPTION =
+      List.of(KEY_ID, TableProperties.ENCRYPTION_DEK_LENGTH, PRUNE_ON_COMMIT);
+  // What an encrypted table may say. In data pages of version 2, Iceberg does not encrypt the levels,
+  // which say what values are null.
+  private static final Map<String, String> ALLOWED =
+      Map.of(
+          TableProperties.ENCRYPTION_DEK_LENGTH, "16|24|32",
+          PRUNE_ON_COMMIT, "(?i)y|yes|t|true|on|1|n|no|f|false|off|0|",
+          TableProperties.DEFAULT_FILE_FORMAT, "(?i)parquet|avro",
+          TableProperties.PARQUET_PAGE_VERSION, "(?i)v1",
+          TableProperties.DELETE_PARQUET_PAGE_VERSION, "(?i)v1");
+  // What follows the timestamp in what a KEK encrypts says what for. Manifest lists have nothing there.
+  private static final String TIMESTAMP = "-?[0-9]{1,19}";
 
   private final List<String> trustedKeyIds;
   private final boolean requireEncrypted;
@@ -35,7 +55,7 @@ public final class CatalogRules {
   public CatalogRules(Map<String, String> properties) {
     for (String name : properties.keySet()) {
       KmsClients.refuseIf(
-          name.startsWith("encryption.") && !name.startsWith("encryption.kms")
+          isLikeEncryption(name) && !name.startsWith("encryption.kms")
               && !name.equals(TRUSTED_KEY_IDS) && !name.equals(REQUIRE_ENCRYPTED),
           "the catalog property '%s' does not exist: use '%s', '%s' or a property of the KMS, "
               + "'encryption.kms…'", name, TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED);
@@ -80,13 +100,20 @@ public final class CatalogRules {
         "the table %s is encrypted, and the catalog has no KMS: set its property "
             + "'encryption.kms-type' or 'encryption.kms-impl'", metadata.location());
     refuseIf(
-        metadata.formatVersion() < 3,
-        "the table %s is encrypted, and has format version %s: encryption needs version 3",
-        metadata.location(), metadata.formatVersion());
+        metadata.formatVersion() != FORMAT_VERSION,
+        "the table %s is encrypted, and has format version %s: encryption needs version %s",
+        metadata.location(), metadata.formatVersion(), FORMAT_VERSION);
     refuseIf(
         List.of(metadata.location().split("/")).contains(".."),
         "the metadata names %s as the table's folder, and '..' may lead out of it",
         metadata.location());
+    for (EncryptedKey key : metadata.encryptionKeys()) {
+      String timestamp = key.properties() == null ? null : key.properties().get("KEY_TIMESTAMP");
+      refuseIf(
+          timestamp != null && !timestamp.matches(TIMESTAMP),
+          "the KEY_TIMESTAMP of the key %s of the table %s is not a number: somebody has changed it",
+          key.keyId(), metadata.location());
+    }
     Set<String> lists = new HashSet<>();
     for (Snapshot snapshot : metadata.snapshots()) {
       refuseIf(
@@ -101,19 +128,45 @@ public final class CatalogRules {
     return keyId;
   }
 
-  /** Checks the properties of a table that is about to be created, and that its key works. */
+  /**
+   * Checks what a commit sets of a table's properties. {@code before} are those that the table has, and
+   * none if it is new here.
+   */
+  void checkSet(Map<String, String> before, TableMetadata metadata) {
+    boolean isEncrypted = keyId(metadata) != null;
+    metadata.properties().forEach(
+        (name, value) -> {
+          if (value.equals(before.get(name))) {
+            return;
+          }
+          refuseIf(
+              isLikeEncryption(name) && !isEncrypted,
+              "the table would not be encrypted: it has the property '%s' and no '%s'. Add '%s', or "
+                  + "remove '%s'", name, KEY_ID, KEY_ID, name);
+          refuseIf(
+              isLikeEncryption(name) && !OF_ENCRYPTION.contains(name),
+              "the table property '%s' does not exist: use %s", name, OF_ENCRYPTION);
+          refuseIf(
+              isEncrypted && !value.matches(ALLOWED.getOrDefault(name, "(?s).*")),
+              "the property '%s' of an encrypted table is not '%s'", name, value);
+        });
+  }
+
+  /** Checks that the key of a table works which is about to be created. */
   void checkNew(TableMetadata metadata) {
+    checkSet(Map.of(), metadata);
     String keyId = keyId(metadata);
     if (keyId != null) {
       kms.wrapKey(ByteBuffer.allocate(16), keyId);
-      return;
     }
-    for (String name : metadata.properties().keySet()) {
-      refuseIf(
-          name.startsWith("encryption."),
-          "the table would not be encrypted: it has the property '%s' and no '%s'. Add '%s', or "
-              + "remove '%s'", name, KEY_ID, KEY_ID, name);
-    }
+  }
+
+  /**
+   * Says whether a property has the name of one of encryption, or nearly such a name: only letters
+   * count, and capitals are small letters. Python has the same rule.
+   */
+  private static boolean isLikeEncryption(String name) {
+    return name.toLowerCase(Locale.ROOT).replaceAll("[^a-z]", "").startsWith("encryption");
   }
 
   static void refuseIf(boolean refused, String message, Object... arguments) {

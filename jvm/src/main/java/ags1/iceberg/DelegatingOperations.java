@@ -6,7 +6,10 @@ import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.LocationProvider;
 
-/** The operations of {@code inner}, but for what a subclass changes. */
+/**
+ * The operations of {@code inner}, but for what a subclass changes. Has no state, and guards nothing:
+ * a subclass says who may share it.
+ */
 class DelegatingOperations implements TableOperations {
   final TableOperations inner;
 

@@ -5,9 +5,9 @@ import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.aws.dynamodb.DynamoDbCatalog;
 import org.apache.iceberg.catalog.TableIdentifier;
 
-/** Iceberg's catalog in Amazon DynamoDB. */
+/** Iceberg's catalog in Amazon DynamoDB. Threads may share it. */
 public final class EncryptedDynamoDbCatalog extends DynamoDbCatalog {
-  private CatalogRules rules;
+  private CatalogRules rules; // set once, by initialize()
 
   @Override
   public void initialize(String name, Map<String, String> properties) {

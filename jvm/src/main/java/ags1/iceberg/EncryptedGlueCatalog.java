@@ -5,9 +5,9 @@ import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.aws.glue.GlueCatalog;
 import org.apache.iceberg.catalog.TableIdentifier;
 
-/** Iceberg's catalog in AWS Glue. */
+/** Iceberg's catalog in AWS Glue. Threads may share it. */
 public final class EncryptedGlueCatalog extends GlueCatalog {
-  private CatalogRules rules;
+  private CatalogRules rules; // set once, by initialize()
 
   @Override
   public void initialize(String name, Map<String, String> properties) {

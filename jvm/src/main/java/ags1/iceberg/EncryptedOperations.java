@@ -4,11 +4,14 @@ import static ags1.iceberg.CatalogRules.refuseIf;
 
 import java.io.IOException;
 import java.io.UncheckedIOException;
-import java.util.HashMap;
-import java.util.LinkedHashMap;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.Set;
+import java.util.function.Function;
+import java.util.function.Supplier;
+import java.util.stream.Collectors;
 import org.apache.iceberg.DeleteFile;
 import org.apache.iceberg.ManifestContent;
 import org.apache.iceberg.ManifestFile;
@@ -18,16 +21,13 @@ import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
-import org.apache.iceberg.encryption.EncryptedInputFile;
 import org.apache.iceberg.encryption.EncryptedKey;
 import org.apache.iceberg.encryption.EncryptingFileIO;
 import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.encryption.EncryptionUtil;
-import org.apache.iceberg.encryption.KeyManagementClient;
-import org.apache.iceberg.encryption.NativeEncryptionInputFile;
 import org.apache.iceberg.encryption.PlaintextEncryptionManager;
-import org.apache.iceberg.encryption.StandardEncryptionManager;
 import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.LocationProvider;
 
 /**
  * The operations of a table in any catalog, with encryption. A table without a key ID works as it
@@ -36,39 +36,69 @@ import org.apache.iceberg.io.FileIO;
  * <p>Each version of the metadata has one immutable {@link State}. Its keys are those of the
  * version, and those that were made here and are not committed yet. A commit adds the keys that its
  * new snapshots need. If it added all, keys that somebody removed meanwhile would come back.
+ *
+ * <p>Threads may share it, as the threads of a Spark session share a loaded table. Iceberg does not
+ * guard the fields of {@code inner}, so only one thread at a time loads or commits with it, under
+ * the monitor of {@code inner}. Others read the state meanwhile. A state is replaced under the
+ * monitor of this object, which a thread that has it never leaves for the other one.
  */
 final class EncryptedOperations extends DelegatingOperations {
+  // Attempts to commit that failed leave keys behind, because a transaction may need them again.
+  private static final int MAX_MADE_KEYS = 1000;
+
   private final CatalogRules rules;
   private final FileIO storedFiles;
   private final State noTable;
   private volatile State state;
+  // What loads the version; null if the state has it.
+  private volatile Supplier<TableMetadata> missing;
 
-  private record State(TableMetadata metadata, EncryptionManager manager, FileIO io) {
+  /**
+   * {@code isCommitted} is false for a table that is about to be created. {@code made} are the keys
+   * that were made here and are not in the metadata, the oldest first.
+   */
+  private record State(
+      TableMetadata version,
+      boolean isCommitted,
+      EncryptionManager manager,
+      FileIO io,
+      List<EncryptedKey> made) {
+    TableMetadata metadata() { return isCommitted ? version : null; }
     boolean isEncrypted() { return manager instanceof CheckingManager; }
 
-    Map<String, EncryptedKey> uncommitted() {
-      Map<String, EncryptedKey> made =
-          new HashMap<>(isEncrypted() ? EncryptionUtil.encryptionKeys(manager) : Map.of());
-      if (metadata != null) {
-        metadata.encryptionKeys().forEach(key -> made.remove(key.keyId()));
-      }
-      return made;
+    List<EncryptedKey> madeBefore(TableMetadata next) {
+      Set<String> committed =
+          next.encryptionKeys().stream().map(EncryptedKey::keyId).collect(Collectors.toSet());
+      return made.stream().filter(key -> !committed.contains(key.keyId())).toList();
     }
   }
 
   EncryptedOperations(TableOperations inner, CatalogRules rules) {
     super(inner);
     this.rules = rules;
-    // Asked first, while Hive's operations do not know a key: then it would encrypt.
     this.storedFiles = inner.io();
-    this.noTable = unencrypted(null);
+    this.noTable = unencrypted(null, false);
     this.state = noTable;
+    this.missing = inner::current;
   }
 
-  @Override public TableMetadata current() { return stateOf(inner.current()).metadata(); }
-  @Override public TableMetadata refresh() { return stateOf(inner.refresh()).metadata(); }
+  @Override
+  public TableMetadata current() {
+    Supplier<TableMetadata> loading = missing;
+    return loading == null ? state.metadata() : load(loading);
+  }
+
+  @Override public TableMetadata refresh() { return load(inner::refresh); }
   @Override public FileIO io() { return state.io(); }
   @Override public EncryptionManager encryption() { return state.manager(); }
+
+  @Override
+  public LocationProvider locationProvider() { return inner.temp(current()).locationProvider(); }
+
+  @Override
+  public String metadataFileLocation(String name) {
+    return inner.temp(current()).metadataFileLocation(name);
+  }
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
@@ -76,7 +106,16 @@ final class EncryptedOperations extends DelegatingOperations {
     if (base == null && metadata.snapshots().isEmpty()) {
       rules.checkNew(metadata);
     }
-    inner.commit(base, withKeys(base, metadata));
+    TableMetadata complete = withKeys(base, metadata);
+    synchronized (inner) {
+      try {
+        inner.commit(base, complete);
+        missing = inner::current;
+      } catch (RuntimeException refused) {
+        missing = inner::refresh;
+        throw refused;
+      }
+    }
   }
 
   /**
@@ -98,41 +137,79 @@ final class EncryptedOperations extends DelegatingOperations {
     };
   }
 
-  private synchronized State stateOf(TableMetadata metadata) {
-    if (metadata != state.metadata()) {
-      state = metadata == null ? noTable : stateOf(metadata, state.uncommitted());
+  private TableMetadata load(Supplier<TableMetadata> loading) {
+    synchronized (inner) {
+      try {
+        TableMetadata found = loading.get();
+        update(found);
+        missing = null;
+        return found;
+      } catch (RuntimeException refused) {
+        missing = inner::refresh; // Hive's operations would give out what they have just refused
+        throw refused;
+      }
     }
-    return state;
+  }
+
+  private synchronized void update(TableMetadata found) {
+    if (found != state.metadata()) {
+      state = found == null ? noTable : stateOf(found, true, state.madeBefore(found));
+    }
+  }
+
+  /** Has keys made, in the state that is live by now. */
+  synchronized <K> K make(Function<CheckingManager, K> making) {
+    State before = state;
+    refuseIf(!before.isEncrypted(), "somebody dropped the table while a commit was prepared");
+    CheckingManager manager = manager(before.version(), before.made());
+    K key = making.apply(manager);
+    Map<String, EncryptedKey> known = EncryptionUtil.encryptionKeys(before.manager());
+    List<EncryptedKey> made = new ArrayList<>(before.made());
+    EncryptionUtil.encryptionKeys(manager).values().stream()
+        .filter(each -> !known.containsKey(each.keyId()))
+        .forEach(made::add);
+    if (made.size() > MAX_MADE_KEYS) {
+      made.remove(made.get(0).keyId().equals(made.get(1).encryptedById()) ? 1 : 0); // not the KEK
+    }
+    state = encrypted(before.version(), before.isCommitted(), manager, made);
+    return key;
   }
 
   /** Starts a table that will be created: its files are encrypted before its first commit. */
   private synchronized void begin(TableMetadata uncommitted) {
     if (!state.isEncrypted()) {
       rules.checkNew(uncommitted);
-      State begun = stateOf(uncommitted, Map.of());
-      state = new State(null, begun.manager(), begun.io());
+      state = stateOf(uncommitted, false, List.of());
     }
   }
 
-  private State unencrypted(TableMetadata metadata) {
-    return new State(metadata, PlaintextEncryptionManager.instance(), storedFiles);
+  private State stateOf(TableMetadata version, boolean isCommitted, List<EncryptedKey> made) {
+    if (rules.keyId(version) == null) {
+      return unencrypted(version, isCommitted);
+    }
+    return encrypted(version, isCommitted, manager(version, made), made);
   }
 
-  private State stateOf(TableMetadata metadata, Map<String, EncryptedKey> uncommitted) {
-    String keyId = rules.keyId(metadata);
-    if (keyId == null) {
-      return unencrypted(metadata);
-    }
-    Map<String, EncryptedKey> keys = new LinkedHashMap<>();
-    metadata.encryptionKeys().forEach(key -> keys.put(key.keyId(), key));
-    uncommitted.forEach(keys::putIfAbsent);
-    int dataKeyLength =
-        metadata.propertyAsInt(
-            TableProperties.ENCRYPTION_DEK_LENGTH, TableProperties.ENCRYPTION_DEK_LENGTH_DEFAULT);
-    List<EncryptedKey> known = List.copyOf(keys.values());
-    CheckingManager manager = new CheckingManager(known, keyId, dataKeyLength, rules.kms());
+  private State unencrypted(TableMetadata version, boolean isCommitted) {
+    EncryptionManager none = PlaintextEncryptionManager.instance();
+    return new State(version, isCommitted, none, storedFiles, List.of());
+  }
+
+  private State encrypted(
+      TableMetadata version, boolean isCommitted, CheckingManager manager, List<EncryptedKey> made) {
     FileIO guarded = GuardedFileIO.around(storedFiles, rules.requireEncrypted());
-    return new State(metadata, manager, EncryptingFileIO.combine(guarded, manager));
+    return new State(
+        version, isCommitted, manager, EncryptingFileIO.combine(guarded, manager), List.copyOf(made));
+  }
+
+  private CheckingManager manager(TableMetadata version, List<EncryptedKey> made) {
+    List<EncryptedKey> keys = new ArrayList<>(version.encryptionKeys());
+    keys.addAll(made);
+    int dataKeyLength =
+        version.propertyAsInt(
+            TableProperties.ENCRYPTION_DEK_LENGTH, TableProperties.ENCRYPTION_DEK_LENGTH_DEFAULT);
+    String keyId = version.properties().get(TableProperties.ENCRYPTION_TABLE_KEY);
+    return CheckingManager.of(keys, keyId, dataKeyLength, rules.kms(), this);
   }
 
   private void checkKeyId(TableMetadata base, TableMetadata metadata) {
@@ -142,7 +219,7 @@ final class EncryptedOperations extends DelegatingOperations {
         base != null && !Objects.equals(before, metadata.properties().get(name)),
         "the property '%s' of an existing table is not added, changed or removed: it is %s",
         name, before);
-    rules.keyId(metadata);
+    rules.checkSet(base == null ? Map.of() : base.properties(), metadata);
   }
 
   /** Returns the metadata with the keys of its new snapshots, after a check of these snapshots. */
@@ -151,7 +228,7 @@ final class EncryptedOperations extends DelegatingOperations {
     if (rules.keyId(metadata) == null || metadata.metadataFileLocation() != null) {
       return metadata;
     }
-    State committing = stateOf(metadata, state.uncommitted());
+    State committing = stateOf(metadata, true, state.madeBefore(metadata));
     TableMetadata.Builder builder = TableMetadata.buildFrom(metadata); // adds no key twice
     Map<String, EncryptedKey> keys = EncryptionUtil.encryptionKeys(committing.manager());
     for (Snapshot snapshot : metadata.snapshots()) {
@@ -180,7 +257,7 @@ final class EncryptedOperations extends DelegatingOperations {
   private static void checkDeletes(ManifestFile manifest, State committing) {
     try (ManifestReader<DeleteFile> files =
         ManifestFiles.readDeleteManifest(
-            manifest, committing.io(), committing.metadata().specsById())) {
+            manifest, committing.io(), committing.version().specsById())) {
       for (DeleteFile file : files) {
         refuseIf(
             file.keyMetadata() == null,
@@ -189,28 +266,6 @@ final class EncryptedOperations extends DelegatingOperations {
       }
     } catch (IOException error) {
       throw new UncheckedIOException(error);
-    }
-  }
-
-  /** Iceberg's encryption manager, which compares the length of a file with its key metadata. */
-  private static final class CheckingManager extends StandardEncryptionManager {
-    CheckingManager(List<EncryptedKey> keys, String id, int size, KeyManagementClient kms) {
-      super(keys, id, size, kms);
-    }
-
-    @Override
-    public NativeEncryptionInputFile decrypt(EncryptedInputFile file) {
-      NativeEncryptionInputFile decrypted = super.decrypt(file);
-      if (decrypted != file && file.keyMetadata() != null && file.keyMetadata().buffer() != null) {
-        // The length of a manifest list is that of the stored file, of others the recorded one, which
-        // the guard below compares with the stored file.
-        Long length = decrypted.keyMetadata().fileLength();
-        refuseIf(
-            length != null && length != file.encryptedInputFile().getLength(),
-            "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
-            decrypted.location(), file.encryptedInputFile().getLength(), length);
-      }
-      return decrypted;
     }
   }
 }

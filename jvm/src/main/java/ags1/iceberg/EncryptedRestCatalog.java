@@ -32,7 +32,8 @@ import org.apache.iceberg.rest.RESTSessionCatalog;
 /**
  * Iceberg's client of the REST protocol. Scans of encrypted tables are planned here and not by the
  * server, which has no keys. The properties {@code token-file} and {@code credential-file} name files
- * for Iceberg's {@code token} and {@code credential}, which Spark would show.
+ * for Iceberg's {@code token} and {@code credential}, which Spark would show. Threads may share the
+ * catalog; a builder of a table belongs to one thread.
  */
 public final class EncryptedRestCatalog extends RESTCatalog {
   @Override
@@ -42,7 +43,7 @@ public final class EncryptedRestCatalog extends RESTCatalog {
   }
 
   private static final class EncryptedSessions extends RESTSessionCatalog {
-    private CatalogRules rules;
+    private CatalogRules rules; // set once, by initialize()
 
     private EncryptedSessions(Function<Map<String, String>, RESTClient> clientBuilder) {
       super(clientBuilder, null);

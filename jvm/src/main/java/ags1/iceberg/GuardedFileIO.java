@@ -28,6 +28,9 @@ import org.apache.iceberg.io.SupportsPrefixOperations;
  * bytes decide. A file must be an AES-GCM stream ({@code AGS1}) or encrypted Parquet ({@code
  * PARE}), or a metadata.json by its name too. The format allows unencrypted data files:
  * those in Parquet are read, unless the rules forbid it.
+ *
+ * <p>It never changes, so threads and the tasks of executors share it. A stream belongs to one
+ * thread, as Iceberg's do.
  */
 class GuardedFileIO implements FileIO {
   private static final int FIRST = 4;

@@ -11,8 +11,16 @@ import org.apache.iceberg.jdbc.JdbcClientPool;
 import org.apache.iceberg.jdbc.UncheckedInterruptedException;
 import org.apache.iceberg.jdbc.UncheckedSQLException;
 
-/** The connections of a SQL catalog, on which a thread can do several things in one transaction. */
+/**
+ * The connections of a SQL catalog, on which a thread can do several things in one transaction.
+ *
+ * <p>Threads may share it. A thread keeps one connection for its whole transaction, and asks for no
+ * other one, so threads do not wait for each other's connections. What it asks in other threads
+ * meanwhile is not part of the transaction.
+ */
 final class JdbcTransactions extends JdbcClientPool {
+  private static final String CLOSED = "08003"; // then the pool makes another connection
+
   // The connection that a thread keeps during a transaction.
   private final ThreadLocal<Connection> open = new ThreadLocal<>();
 
@@ -23,13 +31,15 @@ final class JdbcTransactions extends JdbcClientPool {
   @Override
   public <R> R run(Action<R, Connection, SQLException> action, boolean retry)
       throws SQLException, InterruptedException {
-    return open.get() == null ? super.run(action, retry) : action.run(open.get());
+    return open.get() == null
+        ? super.run(connection -> action.run(checked(connection)), retry)
+        : action.run(open.get());
   }
 
-  /** Does {@code work} in one transaction, with all that this thread asks the catalog meanwhile. */
-  <R> R inTransaction(Supplier<R> work) {
+  /** Does {@code action}, in the transaction of this thread if it has one. */
+  <R> R ask(Action<R, Connection, SQLException> action) {
     try {
-      return run(connection -> transact(connection, work), false);
+      return run(action);
     } catch (SQLException error) {
       throw new UncheckedSQLException(error, "the SQL catalog failed");
     } catch (InterruptedException interrupted) {
@@ -37,6 +47,9 @@ final class JdbcTransactions extends JdbcClientPool {
       throw new UncheckedInterruptedException(interrupted, "interrupted in the catalog");
     }
   }
+
+  /** Does {@code work} in one transaction, with all that this thread asks the catalog meanwhile. */
+  <R> R inTransaction(Supplier<R> work) { return ask(connection -> transact(connection, work)); }
 
   private <R> R transact(Connection connection, Supplier<R> work) throws SQLException {
     connection.setAutoCommit(false);
@@ -50,11 +63,35 @@ final class JdbcTransactions extends JdbcClientPool {
       }
       return result;
     } catch (RuntimeException | Error failure) {
-      connection.rollback();
+      tryOrClose(connection, Connection::rollback);
       throw failure;
     } finally {
       open.remove();
-      connection.setAutoCommit(true);
+      tryOrClose(connection, ended -> ended.setAutoCommit(true));
     }
+  }
+
+  private interface Step { void with(Connection connection) throws SQLException; }
+
+  /** Otherwise the next thread would go on with half a transaction, and perhaps commit it. */
+  private static void tryOrClose(Connection connection, Step step) {
+    try {
+      if (!connection.isClosed()) {
+        step.with(connection);
+      }
+    } catch (SQLException broken) {
+      try {
+        connection.close();
+      } catch (SQLException closed) {
+          // it is broken anyway
+      }
+    }
+  }
+
+  private static Connection checked(Connection connection) throws SQLException {
+    if (connection.isClosed()) {
+      throw new SQLException("the connection is closed", CLOSED);
+    }
+    return connection;
   }
 }

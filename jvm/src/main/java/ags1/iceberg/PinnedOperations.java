@@ -7,121 +7,128 @@ import static ags1.iceberg.EncryptedJdbcCatalog.SHA256;
 
 import java.io.IOException;
 import java.io.InputStream;
+import java.io.OutputStream;
 import java.io.UncheckedIOException;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.UUID;
 import java.util.stream.Stream;
+import org.apache.iceberg.BaseMetastoreTableOperations;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableMetadataParser;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
 import org.apache.iceberg.catalog.TableIdentifier;
 import org.apache.iceberg.exceptions.CommitFailedException;
+import org.apache.iceberg.exceptions.NoSuchTableException;
+import org.apache.iceberg.exceptions.NotFoundException;
+import org.apache.iceberg.exceptions.ValidationException;
 import org.apache.iceberg.inmemory.InMemoryInputFile;
-import org.apache.iceberg.io.LocationProvider;
+import org.apache.iceberg.inmemory.InMemoryOutputFile;
+import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.relocated.com.google.common.hash.Hashing;
 
 /**
  * The operations of a table in a SQL catalog, which check the metadata that they read with the
  * table's pins, and write pins in the transaction of each commit.
+ *
+ * <p>The version that a commit replaces is the one that its caller names: the catalog compares the
+ * location in its UPDATE. The fields are not for several threads. {@link EncryptedOperations} lets
+ * one at a time load or commit.
  */
-final class PinnedOperations extends DelegatingOperations {
+final class PinnedOperations extends BaseMetastoreTableOperations {
   private static final String KEY = TableProperties.ENCRYPTION_TABLE_KEY;
   private static final String UNCONFIRMED = "unconfirmed";
+  private static final int MAX_RETRIES = 20; // as Iceberg's other catalogs
   private static final List<String> FOLDERS =
       List.of(
           "write.data.path", "write.metadata.path", "write.folder-storage.path",
           "write.object-storage.path");
 
+  private final TableOperations plain;
   private final EncryptedJdbcCatalog catalog;
   private final TableIdentifier identifier;
-  // The metadata as the operations inside have it, and that of the bytes that were checked.
-  private TableMetadata unchecked;
-  private TableMetadata checked;
-  private boolean isConfirmed;
-  private boolean isUncertain;
+  private TableMetadata confirmed; // the version that the pins have confirmed
 
+  /** {@code plain} are Iceberg's own operations of that catalog, which create tables. */
   PinnedOperations(
       TableOperations plain, EncryptedJdbcCatalog catalog, TableIdentifier identifier) {
-    super(plain);
+    this.plain = plain;
     this.catalog = catalog;
     this.identifier = identifier;
   }
 
-  @Override
-  public TableMetadata current() {
-    return isUncertain ? refresh() : check(inner.current());
-  }
+  @Override public FileIO io() { return plain.io(); }
+  @Override protected String tableName() { return identifier.toString(); }
 
   @Override
-  public TableMetadata refresh() {
-    TableMetadata refreshed = check(inner.refresh());
-    isUncertain = false;
-    return refreshed;
-  }
-
-  // Not by the unchecked metadata.
-  @Override public LocationProvider locationProvider() { return temp(current()).locationProvider(); }
-
-  @Override
-  public String metadataFileLocation(String name) {
-    return temp(current()).metadataFileLocation(name);
-  }
-
-  private TableMetadata check(TableMetadata found) {
-    if (found == null || found == unchecked) {
-      return found == null ? null : checked;
+  protected void doRefresh() {
+    Map<String, String> row = catalog.row(identifier);
+    String location = row.get(METADATA_LOCATION_PROP);
+    if (location != null) {
+      refreshFromMetadataLocation(
+          location, PinnedOperations::mayPass, MAX_RETRIES, named -> checked(named, row));
+    } else if (currentMetadataLocation() == null) {
+      disableRefresh();
+    } else {
+      throw new NoSuchTableException("the table %s was dropped meanwhile", identifier);
     }
-    String location = found.metadataFileLocation();
-    Map<String, String> pinned = catalog.pins(identifier);
-    boolean isPinned = location.equals(pinned.get(LOCATION));
-    if (!isPinned) {
-      TableMetadata now = inner.refresh();
-      if (now != found) {
-        return check(now); // another writer was between location and pins
-      }
-    }
+  }
+
+  private static boolean mayPass(Exception error) {
+    return !(error instanceof NotFoundException || error instanceof ValidationException);
+  }
+
+  private TableMetadata checked(String location, Map<String, String> pins) {
+    boolean isPinned = location.equals(pins.get(LOCATION));
     byte[] stored = stored(location);
     refuseIf(
-        isPinned && !sha256(stored).equals(pinned.get(SHA256)),
+        isPinned && !sha256(stored).equals(pins.get(SHA256)),
         "%s is not the file that the catalog knows: somebody has changed it", location);
     TableMetadata metadata = parsed(location, stored);
-    String keyId = pinned.get(KEY_ID);
+    String keyId = pins.get(KEY_ID);
     refuseIf(
         keyId != null && !keyId.equals(metadata.properties().get(KEY)),
         "the catalog knows '%s' as the key of the table %s, but %s names %s: somebody has replaced "
             + "the metadata", keyId, identifier, location, metadata.properties().get(KEY));
-    isConfirmed = isPinned;
-    unchecked = found;
-    checked = metadata;
+    confirmed = isPinned ? metadata : null;
     return metadata;
   }
 
   @Override
-  public void commit(TableMetadata base, TableMetadata metadata) {
-    if (base != null && base != current()) {
-      throw new CommitFailedException("another writer has changed the table %s", identifier);
+  protected void doCommit(TableMetadata base, TableMetadata metadata) {
+    boolean isRegistered = base == null && metadata.metadataFileLocation() != null;
+    String location = isRegistered ? metadata.metadataFileLocation() : newLocation(metadata);
+    byte[] meant = bytes(location, metadata);
+    if (!isRegistered) {
+      write(location, meant);
     }
+    byte[] stored = stored(location);
+    TableMetadata written = parsed(location, stored);
+    refuseIf(
+        !Arrays.equals(meant, isRegistered ? bytes(location, written) : stored),
+        "%s is not the metadata that was committed: somebody has changed it", location);
     String keyId = metadata.properties().get(KEY);
-    isUncertain = true; // until the transaction has ended well, and the table is read again
+    boolean isConfirmed = !hasStrangeFolder(base, metadata, location);
     catalog.inTransaction(
         () -> {
-          inner.commit(base == null ? null : unchecked, metadata);
-          String location = inner.refresh().metadataFileLocation();
-          byte[] stored = stored(location);
-          refuseIf(
-              !TableMetadataParser.toJson(parsed(location, stored))
-                  .equals(TableMetadataParser.toJson(metadata)),
-              "%s is not the metadata that was committed: somebody has changed it", location);
+          if (base == null) {
+            plain.commit(null, written);
+          } else if (!catalog.move(identifier, base.metadataFileLocation(), location)) {
+            throw new CommitFailedException("another writer has changed the table %s", identifier);
+          }
           if (keyId != null) {
-            String confirmed = hasStrangeFolder(base, metadata, location) ? UNCONFIRMED : location;
+            String pinned = isConfirmed ? location : UNCONFIRMED;
             catalog.setPins(
-                identifier, Map.of(KEY_ID, keyId, LOCATION, confirmed, SHA256, sha256(stored)));
+                identifier, Map.of(KEY_ID, keyId, LOCATION, pinned, SHA256, sha256(stored)));
           } else if (base == null) {
             catalog.setPins(identifier, Map.of()); // left over from a table of that name
           }
           return null;
         });
+    refreshFromMetadataLocation(location, null, 0, any -> written);
+    confirmed = keyId != null && isConfirmed ? written : null;
   }
 
   /**
@@ -131,7 +138,7 @@ final class PinnedOperations extends DelegatingOperations {
   private boolean hasStrangeFolder(TableMetadata base, TableMetadata metadata, String location) {
     String folder = oneForm(location.replaceFirst("[^/]+/[^/]+$", ""));
     return base != null
-        && !isConfirmed
+        && base != confirmed
         && folders(metadata)
             .filter(folders(base).toList()::contains)
             .anyMatch(named -> !named.substring(named.indexOf('=') + 1).startsWith(folder));
@@ -149,6 +156,29 @@ final class PinnedOperations extends DelegatingOperations {
   /** Hadoop writes {@code file:///} as {@code file:/}. */
   private static String oneForm(String location) {
     return location.replaceFirst("^file:/+", "file:/");
+  }
+
+  private String newLocation(TableMetadata metadata) {
+    String codec =
+        metadata.property(
+            TableProperties.METADATA_COMPRESSION, TableProperties.METADATA_COMPRESSION_DEFAULT);
+    String end = TableMetadataParser.getFileExtension(codec);
+    String name = String.format("%05d-%s%s", currentVersion() + 1, UUID.randomUUID(), end);
+    return metadataFileLocation(metadata, name);
+  }
+
+  private static byte[] bytes(String location, TableMetadata metadata) {
+    InMemoryOutputFile file = new InMemoryOutputFile(location);
+    TableMetadataParser.overwrite(metadata, file);
+    return file.toByteArray();
+  }
+
+  private void write(String location, byte[] content) {
+    try (OutputStream file = io().newOutputFile(location).createOrOverwrite()) {
+      file.write(content);
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
   }
 
   private byte[] stored(String location) {

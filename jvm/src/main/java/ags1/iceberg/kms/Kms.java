@@ -17,6 +17,9 @@ import org.json.JSONParserConfiguration;
 /**
  * A KMS client with its properties. An empty value counts as none. Those that are secret are not
  * serialized: each process has its own credentials, in a file or in its environment.
+ *
+ * <p>The threads of a process share a client. {@link #openOnce} sets the fields, and each call begins
+ * with it, so every thread sees them. What a subclass changes later, it guards itself.
  */
 abstract class Kms implements KeyManagementClient {
   private static final String SECRET =

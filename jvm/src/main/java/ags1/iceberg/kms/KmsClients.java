@@ -5,6 +5,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import org.apache.iceberg.CatalogProperties;
 import org.apache.iceberg.encryption.EncryptionUtil;
@@ -31,7 +32,7 @@ public final class KmsClients {
   }
 
   /** Returns the properties in a form that Iceberg itself understands. */
-  public static Map<String, String> withImpl(Map<String, String> properties) {
+  private static Map<String, String> withImpl(Map<String, String> properties) {
     String type = properties.get(TYPE);
     Class<?> ours = type == null ? null : OURS.get(type.toLowerCase(Locale.ROOT));
     if (ours == null || properties.get(IMPL) != null) {
@@ -59,13 +60,17 @@ public final class KmsClients {
   /**
    * Remembers unwrapped keys for an hour at most, as Iceberg's encryption managers do. Each version
    * of a table's metadata has a manager of its own. The keys are not serialized.
+   *
+   * <p>All threads of a catalog, or of an executor, share it. While one thread asks the KMS for a
+   * key, others get the keys that are known.
    */
   private static final class Remembering implements KeyManagementClient {
     private static final long LIFETIME_NS = TimeUnit.HOURS.toNanos(1);
 
     private final KeyManagementClient inner;
-    private transient Map<List<Object>, ByteBuffer> keys;
-    private transient long sinceNs;
+    private transient Known known;
+
+    private record Known(long sinceNs, Map<List<Object>, ByteBuffer> keys) {}
 
     private Remembering(KeyManagementClient inner) { this.inner = inner; }
 
@@ -73,15 +78,18 @@ public final class KmsClients {
     @Override public ByteBuffer wrapKey(ByteBuffer key, String id) { return inner.wrapKey(key, id); }
 
     @Override
-    public synchronized ByteBuffer unwrapKey(ByteBuffer wrapped, String keyId) {
-      long now = System.nanoTime();
-      if (keys == null || now - sinceNs > LIFETIME_NS) {
-        keys = new HashMap<>();
-        sinceNs = now;
-      }
+    public ByteBuffer unwrapKey(ByteBuffer wrapped, String keyId) {
       List<Object> asked = List.of(keyId, wrapped.duplicate());
-      return keys.computeIfAbsent(asked, none -> inner.unwrapKey(wrapped.duplicate(), keyId))
+      return known().computeIfAbsent(asked, none -> inner.unwrapKey(wrapped.duplicate(), keyId))
           .duplicate();
+    }
+
+    private synchronized Map<List<Object>, ByteBuffer> known() {
+      long now = System.nanoTime();
+      if (known == null || now - known.sinceNs() > LIFETIME_NS) {
+        known = new Known(now, new ConcurrentHashMap<>());
+      }
+      return known.keys();
     }
 
     @Override public void close() { inner.close(); }

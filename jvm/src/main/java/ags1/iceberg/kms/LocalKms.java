@@ -22,6 +22,8 @@ import org.json.JSONObject;
  *
  * <p>A wrapped key is {@code 01 | key version: uint32 BE | nonce(12) | ciphertext | tag(16)},
  * AES-256-GCM, with the first five bytes as additional data.
+ *
+ * <p>Threads may share it: they look up a master key, and read the keyring, one at a time.
  */
 public final class LocalKms extends Kms {
   private static final String PASSPHRASE = "kms.local.passphrase";
@@ -37,6 +39,7 @@ public final class LocalKms extends Kms {
 
   private transient Path path;
   private transient int forbidden; // to other users
+  // What follows changes, in masterKey() alone.
   private transient Map<String, MasterKey> keys;
   // The header of the protection, and the key that was derived for it.
   private transient String derivedFor;

@@ -4,7 +4,8 @@ import java.util.HexFormat;
 
 /**
  * A KMS for tests. Its master keys are the properties {@code encryption.kms.key.<id>}, in hex. A
- * wrapped key is {@code nonce(12) | ciphertext | tag(16)}, AES-GCM without additional data.
+ * wrapped key is {@code nonce(12) | ciphertext | tag(16)}, AES-GCM without additional data. Threads
+ * may share it.
  */
 public final class MemoryKms extends Kms {
   private static final String PREFIX = "encryption.kms.key.";

@@ -4,12 +4,15 @@ import static java.nio.charset.StandardCharsets.ISO_8859_1;
 
 import com.sun.security.auth.module.UnixSystem;
 import java.io.IOException;
-import java.io.InputStream;
+import java.nio.channels.Channels;
+import java.nio.channels.FileChannel;
+import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.Map;
 import java.util.Objects;
+import java.util.concurrent.ThreadLocalRandom;
 
 /** Small private files. One that others may read or write is refused, as ssh refuses keys. */
 public final class PrivateFile {
@@ -17,15 +20,18 @@ public final class PrivateFile {
   static final int READ_OR_WRITE = 0077;
   static final int WRITE = 0022;
 
+  // Linux has a file there for each open one, whose text begins with "pos:" and the position.
+  private static final Path DESCRIPTORS = Path.of("/proc/self/fdinfo");
+
   private PrivateFile() {}
 
   /** Returns the file's bytes; null if there is no file. {@code forbidden} is a mode of others. */
   static byte[] read(Path path, int maxSize, String what, int forbidden) {
-    try (InputStream file = Files.newInputStream(path)) {
+    try (FileChannel file = FileChannel.open(path)) {
       if (forbidden != 0) {
-        check(path, what, forbidden);
+        check(file, path, what, forbidden);
       }
-      byte[] bytes = file.readNBytes(maxSize + 1);
+      byte[] bytes = Channels.newInputStream(file).readNBytes(maxSize + 1);
       KmsException.when(bytes.length > maxSize, "the %s %s is too large", what, path);
       return bytes;
     } catch (NoSuchFileException missing) {
@@ -49,8 +55,10 @@ public final class PrivateFile {
     return Path.of(path.matches("~(/.*)?") ? home + path.substring(1) : path);
   }
 
-  private static void check(Path path, String what, int forbidden) throws IOException {
-    Map<String, Object> attributes = Files.readAttributes(path, "unix:uid,mode");
+  /** Checks the owner and the mode of an open file, whatever lies under its path by now. */
+  static void check(FileChannel file, Path path, String what, int forbidden) throws IOException {
+    Path open = Files.isDirectory(DESCRIPTORS) ? descriptor(file) : path;
+    Map<String, Object> attributes = Files.readAttributes(open, "unix:uid,mode");
     long uid = Integer.toUnsignedLong((Integer) attributes.get("uid"));
     boolean mine = uid == new UnixSystem().getUid();
     KmsException.when(
@@ -63,5 +71,29 @@ public final class PrivateFile {
         "the %s %s is open to others (mode %04o), who may have read or changed it: run chmod 600 "
             + "on it, or, if it is open for reading only, set kms.allow-readable-files to true",
         what, path, mode);
+  }
+
+  /** Returns the path of an open file's descriptor. Java does not say its number: a position does. */
+  private static Path descriptor(FileChannel file) throws IOException {
+    long position = ThreadLocalRandom.current().nextLong(1L << 40, 1L << 41);
+    file.position(position);
+    try (DirectoryStream<Path> all = Files.newDirectoryStream(DESCRIPTORS)) {
+      for (Path each : all) {
+        if (isAt(each, position)) {
+          return Path.of("/proc/self/fd").resolve(each.getFileName());
+        }
+      }
+    } finally {
+      file.position(0);
+    }
+    throw new IOException("the descriptor of an open file is not in " + DESCRIPTORS);
+  }
+
+  private static boolean isAt(Path descriptor, long position) throws IOException {
+    try {
+      return Files.readString(descriptor).startsWith("pos:\t" + position + "\n");
+    } catch (NoSuchFileException closed) { // by another thread
+      return false;
+    }
   }
 }

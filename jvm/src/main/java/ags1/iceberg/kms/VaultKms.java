@@ -38,6 +38,9 @@ import org.json.JSONObject;
  * <p>Calls are repeated as by Vault's own client. No redirect is followed, because the token would
  * be sent with it. The properties begin with {@code kms.vault.}, and are those of Python but {@code
  * verify=false}.
+ *
+ * <p>Threads may share it, and send their requests at the same time. They look for another token one
+ * at a time: of those whose token has expired, only the first one logs in.
  */
 public final class VaultKms extends Kms {
   private static final String PREFIX = "kms.vault.";
@@ -49,7 +52,7 @@ public final class VaultKms extends Kms {
   private static final String URL =
       "https?://(\\[[0-9A-Fa-f:.]+\\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[^?#\\s]*)?";
   private static final String LOOPBACK =
-      "(?i)http://(localhost|.*\\.localhost|127(\\.[0-9]{1,3}){3}|\\[(0*:)+0*1\\])([:/].*)?";
+      "(?i)(.+\\.)?localhost|127(\\.(0|[1-9][0-9]{0,2})){3}|\\[(0{0,4}:){2,7}0{0,3}1\\]";
   private static final String KEY_ID = "(?!.*\\.\\.)\\w(?:[\\w.-]{0,510}\\w)?";
   private static final String WRAPPED_KEY = "vault:v[0-9]{1,10}:[A-Za-z0-9+/=]{1,65536}";
   private static final int MAX_ANSWER_SIZE = 4 << 20;
@@ -63,7 +66,7 @@ public final class VaultKms extends Kms {
   private transient String auth;
   private transient int maxAttempts;
   private transient HttpClient http;
-  private transient String token;
+  private transient String token; // changes, in otherToken() alone
 
   /** {@code body} is null if the answer has not the form of Vault's. */
   private record Answer(int status, JSONObject body) {
@@ -325,15 +328,18 @@ public final class VaultKms extends Kms {
   private String checkedUrl() {
     String text = get("kms.vault.url", System.getenv("VAULT_ADDR"));
     refuseIf( // without the text, which may hold a password
-        text == null || !text.matches(URL),
+        text == null || !text.matches(URL) || !isPort(URI.create(text).getPort()),
         "the property 'kms.vault.url' (or VAULT_ADDR) is not of the form https://host:8200/path");
+    String host = Objects.requireNonNullElse(URI.create(text).getHost(), "");
     refuseIf(
-        text.startsWith("http:") && !text.matches(LOOPBACK)
+        text.startsWith("http:") && !host.matches(LOOPBACK)
             && !flag("kms.allow-plaintext-http", false),
         "the property 'kms.vault.url' (or VAULT_ADDR) is not https: keys would cross the network "
             + "unencrypted; give an https address, or set 'kms.allow-plaintext-http' to 'true'");
     return text.replaceAll("/+$", "");
   }
+
+  private static boolean isPort(int port) { return port == -1 || (port > 0 && port < 1 << 16); }
 
   private Duration timeout(String name, int otherwise) {
     return Duration.ofMillis(number(name, otherwise, 3_600_000));

@@ -1,0 +1,95 @@
+package ags1.iceberg;
+
+import static ags1.iceberg.CatalogRules.refuseIf;
+
+import java.util.List;
+import java.util.stream.Stream;
+import org.apache.iceberg.encryption.EncryptedInputFile;
+import org.apache.iceberg.encryption.EncryptedKey;
+import org.apache.iceberg.encryption.KeyManagementClient;
+import org.apache.iceberg.encryption.NativeEncryptionInputFile;
+import org.apache.iceberg.encryption.NativeEncryptionKeyMetadata;
+import org.apache.iceberg.encryption.StandardEncryptionManager;
+
+/**
+ * Iceberg's encryption manager, which compares the length of a file with its key metadata.
+ *
+ * <p>Threads share it, and Iceberg's map of keys is not for several threads. So a manager that is in
+ * use gets no new keys. When a key is needed for a manifest list, {@link EncryptedOperations#make}
+ * replaces the manager by one that has it.
+ */
+class CheckingManager extends StandardEncryptionManager {
+  private static final boolean HAS_REGISTER =
+      Stream.of(StandardEncryptionManager.class.getMethods())
+          .anyMatch(method -> method.getName().equals("registerKeyMetadata"));
+
+  final transient EncryptedOperations live; // null in the processes of executors
+
+  private CheckingManager(
+      List<EncryptedKey> keys,
+      String id,
+      int size,
+      KeyManagementClient kms,
+      EncryptedOperations live) {
+    super(keys, id, size, kms);
+    this.live = live;
+  }
+
+  static CheckingManager of(
+      List<EncryptedKey> keys,
+      String id,
+      int size,
+      KeyManagementClient kms,
+      EncryptedOperations live) {
+    return HAS_REGISTER
+        ? new Of12(keys, id, size, kms, live)
+        : new Of11(keys, id, size, kms, live);
+  }
+
+  @Override
+  public NativeEncryptionInputFile decrypt(EncryptedInputFile file) {
+    NativeEncryptionInputFile decrypted = super.decrypt(file);
+    if (decrypted != file && file.keyMetadata() != null && file.keyMetadata().buffer() != null) {
+      // The length of a manifest list is that of the stored file, of others the recorded one, which
+      // the guard below compares with the stored file.
+      Long length = decrypted.keyMetadata().fileLength();
+      refuseIf(
+          length != null && length != file.encryptedInputFile().getLength(),
+          "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
+          decrypted.location(), file.encryptedInputFile().getLength(), length);
+    }
+    return decrypted;
+  }
+
+  /** In Iceberg 1.12, the writer of a manifest list calls a method that 1.11 does not have. */
+  private static final class Of12 extends CheckingManager {
+    Of12(List<EncryptedKey> k, String id, int size, KeyManagementClient c, EncryptedOperations o) {
+      super(k, id, size, c, o);
+    }
+
+    @Override
+    public FileEncryptionKeys registerKeyMetadata(NativeEncryptionKeyMetadata listKey) {
+      return live == null ? register(listKey) : live.make(made -> ((Of12) made).register(listKey));
+    }
+
+    private FileEncryptionKeys register(NativeEncryptionKeyMetadata listKey) {
+      return super.registerKeyMetadata(listKey);
+    }
+  }
+
+  @SuppressWarnings("deprecation") // in 1.12
+  private static final class Of11 extends CheckingManager {
+    Of11(List<EncryptedKey> k, String id, int size, KeyManagementClient c, EncryptedOperations o) {
+      super(k, id, size, c, o);
+    }
+
+    @Override
+    public String addManifestListKeyMetadata(NativeEncryptionKeyMetadata listKey) {
+      return live == null ? add(listKey) : live.make(made -> ((Of11) made).add(listKey));
+    }
+
+    private String add(NativeEncryptionKeyMetadata listKey) {
+      return super.addManifestListKeyMetadata(listKey);
+    }
+  }
+}

@@ -1,0 +1,117 @@
+"""Parquet files that somebody forged, and storages that change their answers.
+
+The forged files are those that Arrow alone reads: pyarrow is asked first.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forged_parquet as forged
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from iceberg_tables import KMS_PROPERTIES
+from pyarrow.parquet.encryption import create_decryption_properties
+
+from ags1 import KeyMetadata
+from ags1.errors import Ags1Error, MetadataIntegrityError
+from ags1.iceberg import EncryptedTable, load_catalog, verify_table
+from ags1.iceberg.read import open_files
+from ags1.iceberg.read.records import ContentFile
+from ags1.iceberg.storage.table_files import TableFiles
+
+
+class Made:
+    """A table with one file, and a forger's way to it."""
+
+    def __init__(self, folder: Path) -> None:
+        place = {"uri": f"sqlite:///{folder}/c.db", "warehouse": f"file://{folder}"}
+        self._properties = {"type": "sql", **place, **KMS_PROPERTIES}
+        catalog = load_catalog("c", **self._properties)
+        catalog.create_namespace("db")
+        properties = {"encryption.key-id": "keyA", **forged.PROPERTIES}
+        table = catalog.create_table("db.t", forged.SCHEMA, properties=properties)
+        table.append(forged.rows())
+        ((task,),) = [list(self.table().scan().plan_files())]
+        self.path = Path(task.file.file_path.removeprefix("file://"))
+        self.km: KeyMetadata = task.file.key  # type: ignore[attr-defined]
+
+    def table(self) -> EncryptedTable:
+        table = load_catalog("c", **self._properties).load_table("db.t")
+        assert isinstance(table, EncryptedTable)
+        return table
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path)
+
+
+def by_arrow(data: bytes, km: KeyMetadata) -> pa.Table:
+    keys = create_decryption_properties(km.encryption_key, aad_prefix=km.aad_prefix)
+    return pq.ParquetFile(io.BytesIO(data), decryption_properties=keys).read()
+
+
+READERS: list[Callable[[EncryptedTable], Any]] = [
+    lambda table: table.scan().to_arrow(),
+    lambda table: table.scan("id > 1").count(),
+    lambda table: table.scan().to_polars(),
+    lambda table: table.delete("id = 2"),
+    lambda table: table.upsert(forged.rows().slice(1), join_cols=["id"]),
+    lambda table: table.rewrite_data_files(rewrite_all=True),
+    lambda table: table.rekey(),
+]
+
+
+@pytest.mark.parametrize("forge", forged.FORGERIES)
+def test_rows_that_somebody_without_a_key_forged(
+    made: Made, forge: Callable[[bytes], bytes]
+) -> None:
+    """No reader gives the rows, and no writer puts them into a new file."""
+    data = forge(made.path.read_bytes())
+    if forge is not forged.another_algorithm:
+        assert by_arrow(data, made.km).to_pylist() == forged.FORGED.to_pylist()
+    made.path.write_bytes(data)
+    for read in READERS:
+        with pytest.raises(Ags1Error):
+            read(made.table())
+    assert not verify_table(made.table()).ok
+
+
+@pytest.mark.parametrize("whole_size", [0, 1 << 20])
+def test_arrow_gets_what_was_checked(
+    made: Made, monkeypatch: pytest.MonkeyPatch, whole_size: int
+) -> None:
+    """A storage answers the second request for the file's end with a forged one."""
+    genuine = made.path.read_bytes()
+    start, _ = forged.crypto_metadata(genuine)
+    reads: list[tuple[int, int]] = []
+
+    class Changing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            at = self.tell()
+            data = super().read(size)
+            if reads:
+                forged_end = bytes(len(genuine) - start)
+                data = (genuine[:start] + forged_end)[at : at + len(data)]
+            reads.append((at, len(data)))
+            return data
+
+    monkeypatch.setattr(open_files, "_WHOLE_SIZE", whole_size)
+    monkeypatch.setattr(TableFiles, "open_stored", lambda *_: Changing(genuine))
+    assert made.table().scan().to_arrow().to_pylist() == forged.rows().to_pylist()
+    assert sum(at + size > start for at, size in reads) == 1
+    if whole_size:
+        assert reads == [(0, len(genuine))]
+
+
+def test_a_file_with_fewer_rows_than_its_manifest_says(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ContentFile, "record_count", 3)
+    with pytest.raises(MetadataIntegrityError, match="2 rows, but its manifest says 3"):
+        made.table().scan().to_arrow()

@@ -1,0 +1,87 @@
+"""What Python makes of the rows of ``vectors/rules``. For Java, see ``interop/test_rules.py``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from iceberg_tables import memory_kms
+from pyiceberg.catalog import load_catalog
+from rules import rows
+
+from ags1.errors import Ags1Error
+from ags1.iceberg import EncryptedCatalog, EncryptedTable
+from ags1.iceberg.catalog import OpenedTable
+from ags1.keys.envelope import KEY_TIMESTAMP, EncryptedKey, KeyEncryptionKey
+from ags1.kms import from_properties
+
+SCHEMA = pa.schema([("price", pa.int64())])
+KEY = b"0123456789012345"
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> EncryptedCatalog:
+    folder = tmp_path_factory.mktemp("rules")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        kms = from_properties(
+            {"encryption.kms-type": "memory", "encryption.kms.key.default": KEY.hex()}
+        )
+    inner = load_catalog("rules", type="sql", uri="sqlite://", warehouse=f"file://{folder}")
+    catalog = EncryptedCatalog(inner, kms)
+    catalog.create_namespace("db")
+    return catalog
+
+
+def create(catalog: EncryptedCatalog, properties: Mapping[str, str]) -> OpenedTable:
+    catalog.drop_table("db.t") if catalog.table_exists("db.t") else None
+    given = (
+        dict(properties)
+        if "encryption.key-id" in properties
+        else {"format-version": "2", **properties}
+    )
+    return catalog.create_table("db.t", SCHEMA, properties=given)
+
+
+def new_table(catalog: EncryptedCatalog, given: Any) -> str:
+    is_encrypted = isinstance(create(catalog, given), EncryptedTable)
+    return "encrypted" if is_encrypted else "plaintext"
+
+
+def set_properties(catalog: EncryptedCatalog, given: Any) -> str:
+    table = create(catalog, given["before"])
+    with table.transaction() as transaction:
+        transaction.set_properties(given["set"])
+    return "changed"
+
+
+def key_timestamps(_: EncryptedCatalog, given: Any) -> str:
+    kms = memory_kms()
+    entry = EncryptedKey("k", kms.wrap_key(KEY, "keyA"), "keyA", {KEY_TIMESTAMP: given})
+    KeyEncryptionKey.unwrap(kms, entry)
+    return "opened"
+
+
+def vault_urls(_: EncryptedCatalog, given: Any) -> str:
+    from_properties(
+        {"encryption.kms-type": "vault", "kms.vault.url": given, "kms.vault.token": "t"}
+    )
+    return "accepted"
+
+
+DECISIONS: dict[str, Callable[[EncryptedCatalog, Any], str]] = {
+    decide.__name__: decide for decide in (new_table, set_properties, key_timestamps, vault_urls)
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("rule", "given", "result"), rows("python"))
+def test_the_rows(catalog: EncryptedCatalog, rule: str, given: Any, result: str) -> None:
+    try:
+        found = DECISIONS[rule](catalog, given)
+    except (Ags1Error, ValueError):
+        found = "refused"
+    assert found == result
