@@ -319,6 +319,11 @@ class EncryptedTransaction(BuiltTransaction):
                 "add_files would add unencrypted files to an encrypted table: append their rows, "
                 "or pass allow_plaintext=True"
             )
+        if self._table.files.require_encrypted:
+            raise NotEncryptedError(
+                "add_files would add unencrypted files, and encryption is required "
+                "('encryption.require-encrypted'): append their rows"
+            )
         self._check_usable()
         self._catch_up()
         mapping = name_mapping_update(self._attempt.view)

@@ -58,7 +58,7 @@ def _shown(kind: Any) -> Any:
 @functools.cache
 def _shown_class(kind: type[PrimitiveType]) -> Any:
     made = type(kind.__name__, (kind,), {})
-    read = from_bytes.dispatch(kind)
+    read: Any = from_bytes.dispatch(kind)
 
     @from_bytes.register(made)
     def _(shown: Any, bound: bytes) -> Any:
