@@ -15,6 +15,26 @@ import pytest
 
 _FIELDS = {"given", "about", "result", "python", "java", "why"}
 FOLDER = Path(__file__).with_name("vectors") / "rules"
+_METADATA = Path(__file__).with_name("tables") / "parquet_plain" / "metadata"
+
+
+def changed_metadata(given: dict[str, Any]) -> str:
+    """Return the text of a metadata.json after the changes of a row of ``table_metadata``."""
+    metadata = json.loads(sorted(_METADATA.glob("*.metadata.json"))[-1].read_text())
+
+    def at(path: list[Any]) -> Any:
+        found = metadata
+        for name in path:
+            found = found[int(name) if isinstance(found, list) else name]
+        return found
+
+    for path in given.get("remove", ()):
+        del at(path[:-1])[path[-1]]
+    for path, value in given.get("set", ()):
+        if isinstance(value, str) and value.startswith("COPY:"):
+            value = at(value.removeprefix("COPY:").split(","))
+        at(path[:-1])[path[-1]] = value
+    return json.dumps(metadata).replace(*given.get("replace", ("", "")))
 
 
 def rows(language: str) -> list[Any]:

@@ -6,6 +6,7 @@ import io
 import struct
 import warnings
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,15 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from iceberg_tables import memory_kms
 from pyiceberg.catalog import load_catalog
-from rules import rows
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from rules import changed_metadata, rows
 
 from ags1._messages import seal
 from ags1.errors import Ags1Error
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.catalog import OpenedTable
 from ags1.iceberg.formats.parquet_modules import verify_parquet
+from ags1.iceberg.read.metadata import parse_metadata, read_metadata, table_key_id
+from ags1.iceberg.storage.trust import Trust
 from ags1.key_metadata import KeyMetadata
 from ags1.keys.envelope import KEY_TIMESTAMP, EncryptedKey, KeyEncryptionKey
+from ags1.keys.manager import EncryptionManager
 from ags1.kms import from_properties
 
 SCHEMA = pa.schema([("price", pa.int64())])
@@ -95,9 +100,36 @@ def encrypted_parquet(_: EncryptedCatalog, given: Any) -> str:
     return "accepted"
 
 
+def table_metadata(catalog: EncryptedCatalog, given: Any) -> str:
+    location = "memory.metadata.json"
+    stored = changed_metadata(given).encode("utf-8", "surrogatepass")
+
+    class Memory(PyArrowFileIO):
+        def new_input(self, _: str) -> Any:
+            return SimpleNamespace(open=lambda: io.BytesIO(stored))
+
+    metadata = read_metadata(Memory(), location, Trust())
+    key_id = table_key_id(metadata, Trust(), location)
+    parse_metadata(metadata)
+    if key_id is None:
+        return "plaintext"
+    manager = EncryptionManager.from_metadata(metadata, memory_kms())
+    for snapshot in metadata["snapshots"]:
+        if "key-id" in snapshot:
+            manager.manifest_list_key(snapshot["key-id"])
+    return "encrypted"
+
+
 DECISIONS: dict[str, Callable[[EncryptedCatalog, Any], str]] = {
     decide.__name__: decide
-    for decide in (new_table, set_properties, key_timestamps, vault_urls, encrypted_parquet)
+    for decide in (
+        new_table,
+        set_properties,
+        key_timestamps,
+        vault_urls,
+        encrypted_parquet,
+        table_metadata,
+    )
 }
 
 

@@ -28,7 +28,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from ..filelike import Lock
+from ..process import Lock
 from . import endpoints
 from .causes import ENDED, cause_of
 from .client import GeneratedKey, ServiceClient

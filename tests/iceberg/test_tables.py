@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timezone
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -1510,3 +1510,33 @@ def test_nan_beside_one_single_value(catalog: EncryptedCatalog, file_format: str
     for expression, found in expected:
         assert ids(table, row_filter=expression) == found, expression
         assert table.scan(expression).count() == len(found), expression
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b"])
+def test_a_location_that_readers_cut_is_refused(catalog: EncryptedCatalog, name: str) -> None:
+    schema = pa.schema([("id", pa.int64())])
+    place = f"{catalog.properties['warehouse']}/elsewhere/{name}"
+    with pytest.raises(ValueError, match=r"ends at the '\?' or '#'"):
+        catalog.create_table(f"db.{name}", schema, properties=ENCRYPTED)
+    with pytest.raises(ValueError, match=r"ends at the '\?' or '#'"):
+        catalog.create_table("db.t", schema, place, properties=ENCRYPTED)
+    assert stored(catalog) == set()
+    # A path without a scheme is taken as it is.
+    path = place.removeprefix("file://")
+    table = catalog.create_table("db.t", schema, path, properties=ENCRYPTED)
+    table.append(pa.table({"id": [1]}))
+    assert again(table).scan().count() == 1
+    assert all(file.startswith(path) for file in stored(catalog))
+
+
+def test_times_of_polars(catalog: EncryptedCatalog) -> None:
+    times = [time(1, 2, 3, 4), time(23, 59, 59, 999_999), None]
+    frame = polars.DataFrame({"t": times, "s": [{"l": times}] * 3})
+    table = catalog.create_table("db.t", frame, properties=ENCRYPTED)
+    table.append(frame)
+    assert polars.DataFrame(table.scan()).equals(frame)
+    table.upsert(frame.head(1).with_columns(s=None), ["t"])
+    assert table.scan("s is null").to_arrow()["t"].to_pylist() == times[:1]
+    nanos = pa.array([1], pa.time64("ns"))
+    with pytest.raises(ValueError, match=r"column 't'.*lose data"):
+        table.append(pa.table({"t": nanos}))

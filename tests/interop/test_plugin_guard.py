@@ -113,6 +113,14 @@ def test_what_is_written(java: Java, tmp_path: Path, size: int) -> None:
         assert not path.exists()
 
 
+def test_nothing_is_written_into_a_table_that_may_not_have_it(java: Java, tmp_path: Path) -> None:
+    """Its pages of version 2, say, which somebody asked for before the plug-in refused them."""
+    call = {"path": f"file:{tmp_path}/file", "bytes": ENCRYPTED[0].hex(), "size": 4}
+    with pytest.raises(JavaError, match="is not written: page-version is v2"):
+        java.call("ags1.iceberg.Guard.write", **call, why="page-version is v2")
+    assert not (tmp_path / "file").exists()
+
+
 def test_metadata_that_changes_during_a_commit_is_not_pinned(java: Java, tmp_path: Path) -> None:
     catalog = {
         "uri": f"jdbc:sqlite:{tmp_path}/catalog.db",

@@ -35,8 +35,10 @@ from ..storage.table_files import TableFiles
 from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
-# Of files up to this size, one request for all costs less than one for the end and one for pages.
+# Files up to these sizes are read whole: for a local file, reading columns that nobody wants soon
+# costs more than reading twice, and for another one, the second request costs more.
 _WHOLE_SIZE = 1 << 20
+_LOCAL_WHOLE_SIZE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +71,7 @@ class OpenParquet:
             source: tuple[Any, ...] = (self._stream,)
             if key_metadata is not None:
                 with files.naming(file.file_path):
-                    source = self._checked(key_metadata)
+                    source = self._checked(files, key_metadata)
                 options["decryption_properties"] = create_decryption_properties(
                     key_metadata.encryption_key,
                     aad_prefix=key_metadata.aad_prefix,
@@ -91,14 +93,17 @@ class OpenParquet:
             self.close()
             raise
 
-    def _checked(self, key_metadata: KeyMetadata) -> tuple[Any, ...]:
+    def _checked(self, files: TableFiles, key_metadata: KeyMetadata) -> tuple[Any, ...]:
         """Check the footer. Return the source of a fragment, which gives Arrow what was checked:
         all of a small file, or the end of a larger one. Raises as ``check_end``."""
         stream = self._stream
         if not isinstance(stream, pa.NativeFile):
             stream = self._stream = pa.PythonFile(stream, "r")
         size = stream.size()
-        whole = stream.read_buffer(size) if size <= _WHOLE_SIZE else None
+        is_whole = size <= _LOCAL_WHOLE_SIZE or (
+            size <= _WHOLE_SIZE and files.local_path(self._file.file_path) is None
+        )
+        whole = stream.read_buffer(size) if is_whole else None
 
         def fetch(offset: int, length: int) -> memoryview:
             if whole is not None:

@@ -50,7 +50,7 @@ final class Guard {
     boolean atEnd = arguments.get("at-end").asBoolean();
     long position = atEnd ? after.length - bytes.length : 0;
     try (SeekableInputStream stream =
-        GuardedFileIO.around(io, required).newInputFile("memory").newStream()) {
+        GuardedFileIO.around(io, required, null).newInputFile("memory").newStream()) {
       stored.bytes = after;
       if (!ranges) {
         stream.seek(position);
@@ -110,13 +110,13 @@ final class Guard {
     FileIO plain = new InMemoryFileIO();
     List<Boolean> able = new ArrayList<>();
     for (FileIO io : List.of(new HadoopFileIO(new Configuration()), plain)) {
-      FileIO guarded = GuardedFileIO.around(io, false);
+      FileIO guarded = GuardedFileIO.around(io, false, null);
       able.add(guarded instanceof SupportsPrefixOperations);
       able.add(guarded instanceof SupportsBulkOperations);
     }
     List<String> paths = new ArrayList<>();
     arguments.get("paths").forEach(path -> paths.add(path.asText()));
-    FileIO guarded = GuardedFileIO.around(new HadoopFileIO(new Configuration()), false);
+    FileIO guarded = GuardedFileIO.around(new HadoopFileIO(new Configuration()), false, null);
     ((SupportsBulkOperations) guarded).deleteFiles(paths);
     return able;
   }
@@ -136,6 +136,7 @@ final class Guard {
 
   private static FileIO io(JsonNode arguments) {
     boolean required = arguments.has("required") && arguments.get("required").asBoolean();
-    return GuardedFileIO.around(new HadoopFileIO(new Configuration()), required);
+    String why = arguments.path("why").asText(null);
+    return GuardedFileIO.around(new HadoopFileIO(new Configuration()), required, why);
   }
 }

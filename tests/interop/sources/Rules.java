@@ -4,6 +4,7 @@ import ags1.iceberg.kms.KmsClients;
 import ags1.iceberg.kms.KmsException;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -52,10 +53,14 @@ final class Rules {
         case "set_properties" -> setProperties(given, arguments.get("folder").asText());
         case "key_timestamps" -> keyTimestamp(given.asText());
         case "encrypted_parquet" -> encryptedParquet(given, arguments.get("folder").asText());
+        case "table_metadata" -> tableMetadata(given.asText());
         case "vault_urls" -> vaultUrl(given.asText());
         default -> throw new AssertionError("a rule without a runner");
       };
-    } catch (ValidationException | IllegalArgumentException | KmsException refused) {
+    } catch (ValidationException
+        | IllegalArgumentException
+        | UncheckedIOException
+        | KmsException refused) {
       return "refused";
     }
   }
@@ -87,6 +92,11 @@ final class Rules {
     metadata += ",\"encryption-keys\":" + JSON.writeValueAsString(List.of(kek)) + "}";
     new CatalogRules(KMS).keyId(TableMetadataParser.fromJson(metadata));
     return "opened";
+  }
+
+  private static String tableMetadata(String text) {
+    String keyId = new CatalogRules(KMS).keyId(TableMetadataParser.fromJson(text));
+    return keyId == null ? "plaintext" : "encrypted";
   }
 
   private static String vaultUrl(String url) {

@@ -210,7 +210,9 @@ final class EncryptedOperations extends DelegatingOperations {
 
   private State encrypted(
       TableMetadata version, boolean isCommitted, CheckingManager manager, List<EncryptedKey> made) {
-    FileIO guarded = GuardedFileIO.around(storedFiles, rules.requireEncrypted());
+    FileIO guarded =
+        GuardedFileIO.around(
+            storedFiles, rules.requireEncrypted(), CatalogRules.whyUnwritable(version));
     return new State(
         version, isCommitted, manager, EncryptingFileIO.combine(guarded, manager), List.copyOf(made));
   }

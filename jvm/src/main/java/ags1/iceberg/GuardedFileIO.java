@@ -41,19 +41,24 @@ class GuardedFileIO implements FileIO {
 
   private final FileIO inner;
   private final boolean readsPlainParquet;
+  private final String whyUnwritable;
 
-  /** Returns the guard, which can do what Iceberg's encrypting FileIO above it passes on. */
-  static FileIO around(FileIO io, boolean requireEncrypted) {
+  /**
+   * Returns the guard, which can do what Iceberg's encrypting FileIO above it passes on. {@code
+   * whyUnwritable} says why nothing may be written; null if that is not so.
+   */
+  static FileIO around(FileIO io, boolean requireEncrypted, String whyUnwritable) {
     return io instanceof DelegateFileIO all
-        ? new WithBulkDeletes(all, !requireEncrypted)
+        ? new WithBulkDeletes(all, !requireEncrypted, whyUnwritable)
         : io instanceof SupportsPrefixOperations prefixes
-            ? new WithPrefixes(prefixes, !requireEncrypted)
-            : new GuardedFileIO(io, !requireEncrypted);
+            ? new WithPrefixes(prefixes, !requireEncrypted, whyUnwritable)
+            : new GuardedFileIO(io, !requireEncrypted, whyUnwritable);
   }
 
-  private GuardedFileIO(FileIO inner, boolean readsPlainParquet) {
+  private GuardedFileIO(FileIO inner, boolean readsPlainParquet, String whyUnwritable) {
     this.inner = inner;
     this.readsPlainParquet = readsPlainParquet;
+    this.whyUnwritable = whyUnwritable;
   }
 
   @Override
@@ -68,6 +73,7 @@ class GuardedFileIO implements FileIO {
 
   @Override
   public OutputFile newOutputFile(String path) {
+    refuseIf(whyUnwritable != null, "%s is not written: %s", path, whyUnwritable);
     return new GuardedOutput(inner.newOutputFile(path), inner);
   }
 
@@ -78,8 +84,9 @@ class GuardedFileIO implements FileIO {
   private static class WithPrefixes extends GuardedFileIO implements SupportsPrefixOperations {
     private final SupportsPrefixOperations prefixes;
 
-    private WithPrefixes(SupportsPrefixOperations inner, boolean readsPlainParquet) {
-      super(inner, readsPlainParquet);
+    private WithPrefixes(
+        SupportsPrefixOperations inner, boolean readsPlainParquet, String whyUnwritable) {
+      super(inner, readsPlainParquet, whyUnwritable);
       this.prefixes = inner;
     }
 
@@ -90,8 +97,9 @@ class GuardedFileIO implements FileIO {
   private static final class WithBulkDeletes extends WithPrefixes implements DelegateFileIO {
     private final DelegateFileIO all;
 
-    private WithBulkDeletes(DelegateFileIO inner, boolean readsPlainParquet) {
-      super(inner, readsPlainParquet);
+    private WithBulkDeletes(
+        DelegateFileIO inner, boolean readsPlainParquet, String whyUnwritable) {
+      super(inner, readsPlainParquet, whyUnwritable);
       this.all = inner;
     }
 
