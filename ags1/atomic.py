@@ -125,9 +125,13 @@ class AtomicFile:
                 raise
             name = self._finish(self.temporary)
         if name == self.temporary:
-            publish(name, self._path, overwrite=self._overwrite, durable=self.durable)
-        elif self.durable:
-            _sync_name(name)
+            publish(name, self._path, overwrite=self._overwrite, durable=False)
+        if self.durable:
+            self._sync_name()
+
+    def _sync_name(self) -> None:
+        """Sync the folder after the file got its name."""
+        _sync_name(self._path)
 
     def _finish(self, path: str) -> str:
         """Close the file and return its name: ``temporary``, or ``path`` if it had none. Raises

@@ -11,10 +11,11 @@ from __future__ import annotations
 class Ags1Error(Exception):
     """The base class of all exceptions of ags1.
 
-    ``file`` is the name of the file concerned. ``block`` is the number of the block, and ``offset``
-    the position in the encrypted file (bytes) where that block begins. ``index`` is the number of
-    the message if the call had many. ``parameter`` is the name of the parameter, of the call in
-    question, that the failure is about. Each of them is None if it is not known.
+    ``file`` is the name of the file concerned. ``stored_file`` is where it is, if a table that was
+    moved or copied names it by its former location. ``block`` is the number of the block, and
+    ``offset`` the position in the encrypted file (bytes) where that block begins. ``index`` is the
+    number of the message if the call had many. ``parameter`` is the name of the parameter, of the
+    call in question, that the failure is about. Each of them is None if it is not known.
     """
 
     def __init__(
@@ -33,16 +34,20 @@ class Ags1Error(Exception):
         self.offset = offset
         self.parameter = parameter
         self.index: int | None = None
+        self.stored_file: str | None = None
 
     def __str__(self) -> str:
         text = self.message if self.index is None else f"message {self.index}: {self.message}"
         text = text if self.parameter is None else f"{text} (see the parameter {self.parameter})"
-        return text if self.file is None else f"{self.file}: {text}"
+        if self.file is None:
+            return text
+        stored = "" if self.stored_file is None else f" (which is {self.stored_file} now)"
+        return f"{self.file}{stored}: {text}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Worker processes (multiprocessing, Spark) pickle exceptions. Attributes that others have
         # added are not pickled, because they may be secret.
-        ours = ("file", "block", "offset", "parameter", "index")
+        ours = ("file", "block", "offset", "parameter", "index", "stored_file")
         return type(self), (self.message,), {name: getattr(self, name) for name in ours}
 
 

@@ -1,11 +1,10 @@
 """What readers and writers share: the methods of ``io.BufferedIOBase`` that neither reads nor
-writes, the extent of a caller's file, a lock, and a pool of buffers."""
+writes, the extent of a caller's file, and a pool of buffers."""
 
 from __future__ import annotations
 
 import io
 import os
-from _thread import RLock
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -106,24 +105,3 @@ class Scratch:
     def give(self, buffer: memoryview) -> None:
         """Take back a buffer that ``take`` returned."""
         self._idle.append(buffer)
-
-
-class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
-    """A lock that knows whether the current thread holds it. Other threads wait for it. If a signal
-    handler uses the stream that it has interrupted, it gets an error. The class is derived from the
-    one in C, so ``with`` takes the lock without running Python code. Otherwise a signal handler
-    could raise after the lock is taken and before the block that releases it."""
-
-    @property
-    def mine(self) -> bool:
-        """Whether the current thread holds the lock."""
-        return bool(self._is_owned())  # type: ignore[attr-defined]
-
-    def check_not_mine(self) -> None:
-        """Raise RuntimeError if the current thread holds the lock."""
-        if self.mine:
-            raise RuntimeError(
-                "reentrant call: the object was used while a call on it was still running in the "
-                "same thread (by a signal handler, or by a file object or function that it uses): "
-                "use it after that call has returned"
-            )

@@ -11,11 +11,11 @@ thread of the parent held stays locked in the child. Two classes, for two kinds 
 
 from __future__ import annotations
 
+from _thread import RLock
 from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
 from ._gcm import process_number
-from .filelike import Lock
 
 T = TypeVar("T")
 
@@ -47,6 +47,27 @@ class PerProcess(Generic[T]):
         """Drop the objects of other processes."""
         for number in [number for number in self._by_process if number != process_number()]:
             self._by_process.pop(number, None)
+
+
+class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
+    """A lock that knows whether the current thread holds it. Other threads wait for it. If a signal
+    handler uses the stream that it has interrupted, it gets an error. The class is derived from the
+    one in C, so ``with`` takes the lock without running Python code. Otherwise a signal handler
+    could raise after the lock is taken and before the block that releases it."""
+
+    @property
+    def mine(self) -> bool:
+        """Whether the current thread holds the lock."""
+        return bool(self._is_owned())  # type: ignore[attr-defined]
+
+    def check_not_mine(self) -> None:
+        """Raise RuntimeError if the current thread holds the lock."""
+        if self.mine:
+            raise RuntimeError(
+                "reentrant call: the object was used while a call on it was still running in the "
+                "same thread (by a signal handler, or by a file object or function that it uses): "
+                "use it after that call has returned"
+            )
 
 
 class _Slot(Generic[T]):

@@ -43,10 +43,10 @@ from ._buffers import flat, new_bytes, wipe
 from ._stream import FastReader, ReadWindow
 from .blocks import Blocks
 from .errors import Ags1Error
-from .filelike import Lock, Stream, check_open
+from .filelike import Stream, check_open
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, file_geometry
 from .key_metadata import KeyMetadata
-from .process import PerProcess
+from .process import Lock, PerProcess
 from .source import Source, open_source
 from .threads import Job, check_threads
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ._buffers import flat
 from ._pump import Descriptor
 from .errors import FormatError, TruncatedError
-from .filelike import Lock, extent, is_io_like
-from .process import PerProcess
+from .filelike import extent, is_io_like
+from .process import Lock, PerProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

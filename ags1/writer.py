@@ -31,9 +31,10 @@ from ._gcm import BlockCipher
 from ._stream import FastWriter, WriteBatch, report
 from .atomic import AtomicFile
 from .errors import Ags1Error, KeyReuseError
-from .filelike import CHUNK_SIZE, Lock, Scratch, Stream, check_open
+from .filelike import CHUNK_SIZE, Scratch, Stream, check_open
 from .geometry import check_unused, claim_key
 from .key_metadata import KeyMetadata
+from .process import Lock
 from .sink import open_sink
 from .threads import Job, Pool, check_threads
 

@@ -1,8 +1,9 @@
 """A small HTTP server with TLS at 127.0.0.1 for tests of clients: it records what it was sent, and
 gives queued answers (faults) before its own.
 
-The certificate is the server's own; ``trusting`` has requests trust it, as a company's own CA would
-be, through ``REQUESTS_CA_BUNDLE``. Knows nothing of KMSs.
+An authority of the server's own, whose ``certificate`` a client has to trust, has signed its
+certificate; ``trusting`` has requests do so, as with a company's CA, through
+``REQUESTS_CA_BUNDLE``. Independent of KMSs.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Server:
     """Answers requests by ``answer``, which a subclass has. ``faults`` are given first, one a
     request; a fault may also be a function of the request, None meaning the usual answer.
 
-    ``days`` is when the certificate is valid, from now; ``host`` whose it is. ``wants_certificate``:
-    the server demands a certificate of the client."""
+    ``days`` is when the certificate is valid, from now, and ``host`` is whose it is. With
+    ``wants_certificate``, the server demands a certificate of the client."""
 
     def __init__(
         self,
@@ -82,10 +83,12 @@ class Server:
         self.certificate = os.path.join(self._folder.name, "certificate.pem")
         self._httpd = _Httpd(("127.0.0.1", 0), _handler_of(self))
         if tls:
-            self.key = os.path.join(self._folder.name, "key.pem")
-            _make_certificate(self.certificate, self.key, days, host)
+            self.chain, self.key = (
+                os.path.join(self._folder.name, name) for name in ("chain.pem", "key.pem")
+            )
+            _make_certificates(self.certificate, self.chain, self.key, days, host)
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.chain, self.key)
             if wants_certificate:
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(self.certificate)
@@ -171,34 +174,46 @@ def _handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _make_certificate(
-    certificate_path: str, key_path: str, days: tuple[int, int], host: str
-) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ags1 test server")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + datetime.timedelta(days=days[0]))
-        .not_valid_after(now + datetime.timedelta(days=days[1]))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
-        .sign(key, hashes.SHA256())
-    )
-    with open(certificate_path, "wb") as file:
-        file.write(certificate.public_bytes(serialization.Encoding.PEM))
-    with open(key_path, "wb") as file:
+def _make_certificates(ca: str, chain: str, key: str, days: tuple[int, int], host: str) -> None:
+    """Write the certificate of an authority, and a server's certificate and key."""
+    authority, signing = _certificate("ags1 test authority", (-20, 20), None, None)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+    own, private = _certificate("ags1 test server", days, names, (authority, signing))
+    for path, certificate in ((ca, authority), (chain, own)):
+        with open(path, "wb") as file:
+            file.write(certificate.public_bytes(serialization.Encoding.PEM))
+    with open(key, "wb") as file:
         file.write(
-            key.private_bytes(
+            private.private_bytes(
                 serialization.Encoding.PEM,
                 serialization.PrivateFormat.PKCS8,
                 serialization.NoEncryption(),
             )
         )
+
+
+def _certificate(
+    name: str,
+    days: tuple[int, int],
+    names: x509.SubjectAlternativeName | None,
+    issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None,
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    above = key.public_key() if issuer is None else issuer[1].public_key()
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer[0].subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + datetime.timedelta(days=days[0]))
+        .not_valid_after(now + datetime.timedelta(days=days[1]))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(above), False)
+    )
+    if names is not None:
+        builder = builder.add_extension(names, False)
+    return builder.sign(key if issuer is None else issuer[1], hashes.SHA256()), key

@@ -24,7 +24,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 
 from ..errors import Ags1Error, FormatError, TruncatedError
-from ..filelike import Lock
+from ..process import Lock
 from .container import MAX_BLOCK_SIZE, Container, Pread, parse_schema
 from .projection import Projection
 

@@ -14,7 +14,7 @@ from .. import __version__, cpu, layout
 from .._gcm import BlockCipher, libcrypto, random_bytes
 from ..errors import KmsError
 from .console import Output, print_line
-from .exits import Command
+from .exits import Command, Exit
 from .kms.options import KmsOptions
 from .options import json_output
 
@@ -31,7 +31,7 @@ _BLOCKS = 4
     help="How long to measure the speed; 0 measures nothing.",
 )
 @json_output
-def info(seconds: float, out: Output) -> None:
+def info(seconds: float, out: Output) -> int:
     """Show the libcrypto in use, where it comes from, and whether its FIPS provider is active; the
     CPU's instructions for AES; and how fast this machine encrypts and decrypts.
 
@@ -44,6 +44,7 @@ def info(seconds: float, out: Output) -> None:
         out.result(facts)
     else:
         print_line(as_text(facts))
+    return Exit.KEYS if "error" in facts["kms"] else Exit.OK
 
 
 def about(speed_seconds: float) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ..filelike import Lock
 from ..kms.client import KmsClient
-from ..process import OncePerProcess
+from ..process import Lock, OncePerProcess
 from .envelope import EncryptedKey, KeyEncryptionKey
 
 LIFETIME_SECONDS = 3600.0

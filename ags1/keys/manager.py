@@ -27,10 +27,9 @@ from ..errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
-from ..filelike import Lock
 from ..key_metadata import KEY_SIZES, KeyMetadata
 from ..kms.client import KmsClient, accepts_foreign_keys, wraps_with_public_key
-from ..process import OncePerProcess
+from ..process import Lock, OncePerProcess
 from .cache import KekCache
 from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys
 

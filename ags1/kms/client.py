@@ -4,6 +4,7 @@ what the clients of all services share. Knows of no service in particular."""
 from __future__ import annotations
 
 import importlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,9 @@ class KmsClient(Protocol):
     it is true. ``wraps_with_public_key`` says whether public knowledge (RSA) is enough to wrap.
     Then the fact that a wrapped key unwraps does not show who made it. Without the attribute it is
     false. If a name can be pointed at another key (an alias), a method ``own_name(key_id)`` may
-    return the service's own name of the key that ``wrap_key`` or ``generate_key`` used last.
+    return the service's own name of the key that ``wrap_key`` or ``generate_key`` used last. If
+    wrapped keys name their version (``wrapped_version``), a method ``newest_version(key_id)`` may
+    return the one that wraps now, so that keys which have it are not wrapped again.
     """
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -93,6 +96,22 @@ def own_name(kms: KmsClient, key_id: str) -> str | None:
     the same, or if the client does not say (see ``KmsClient``)."""
     name: str | None = getattr(kms, "own_name", lambda _: None)(key_id)
     return None if name == key_id else name
+
+
+def wrapped_version(wrapped_key: bytes) -> int | None:
+    """Return the version of the master key that a wrapped key names, in the form of a keyring or of
+    Vault; None if it names none. It is a hint: nothing is authenticated before the key is open."""
+    if match := re.match(rb"vault:v([0-9]{1,10}):", wrapped_key):
+        return int(match[1])
+    if len(wrapped_key) > 5 and wrapped_key[0] == 1:
+        return int.from_bytes(wrapped_key[1:5], "big")
+    return None
+
+
+def newest_version(kms: KmsClient, key_id: str) -> int | None:
+    """Return the version of a master key that wraps now; None if the client does not say."""
+    version: int | None = getattr(kms, "newest_version", lambda _: None)(key_id)
+    return version
 
 
 class WrapsOnly:

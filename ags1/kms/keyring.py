@@ -44,7 +44,7 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
-from ..filelike import Lock
+from ..process import Lock
 from .passphrase import (
     Passphrase,
     Protection,

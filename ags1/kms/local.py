@@ -164,6 +164,10 @@ class LocalKms(WrapsOnly):
                 "key: another key of that name wrapped it, or it was changed"
             ) from None
 
+    def newest_version(self, key_id: str) -> int:
+        """Return the number of the version that wraps."""
+        return self._master_key(key_id, fresh=True).current
+
     def list_keys(self) -> list[KeyInfo]:
         """Return the master keys, by name."""
         keys = self._keyring.get().keys(fresh=True)
@@ -245,7 +249,13 @@ class LocalKms(WrapsOnly):
         return keys[name]
 
     def _not_found(self, name: str, advice: str = _NEW_KEY) -> KmsKeyNotFoundError:
-        return KmsKeyNotFoundError(f"no master key {name!r} in the keyring {self.path} ({advice})")
+        from difflib import get_close_matches  # an error alone needs it
+
+        near = get_close_matches(name, self._keyring.get().keys(), 1)
+        hint = f"did you mean {near[0]!r}? Otherwise " if near else ""
+        return KmsKeyNotFoundError(
+            f"no master key {name!r} in the keyring {self.path} ({hint}{advice})"
+        )
 
 
 @discreet

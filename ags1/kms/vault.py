@@ -28,7 +28,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from ..filelike import Lock
+from ..process import Lock
 from . import endpoints
 from .causes import ENDED, cause_of
 from .client import GeneratedKey, ServiceClient
@@ -185,6 +185,13 @@ class VaultKms(ServiceClient["_Connection"]):
         self._check_key_id(key_id)
         body, doing = _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}"
         return self._plaintext(self._ask("decrypt", key_id, body, doing))
+
+    def newest_version(self, key_id: str) -> int | None:
+        """Return the number of the version that wraps; None without ``read`` on the key."""
+        self._check_key_id(key_id)
+        answer = self._send("GET", f"{self._mount_path}/keys/{key_id}")
+        version = answer.data.get("latest_version") if answer.ok else None
+        return version if type(version) is int else None
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""

@@ -61,7 +61,7 @@ TABLES: Source = {
 
 _FILES = _KMS | KnownOptions.of("inner ledger")
 _FILE_ROWS = KnownOptions.of("trusted_keys columns partSize ignoreMissingFiles")
-_CSV_ROWS = KnownOptions.of("header sep delimiter quote escape nullValue inferSchema")
+_CSV_ROWS = KnownOptions.of("header sep delimiter quote escape nullValue inferSchema multiLine")
 _COMPRESSION = KnownOptions.of("compression")
 _READ_BY_FORMAT = {"csv": _CSV_ROWS}
 _WRITTEN_BY_FORMAT = {

@@ -25,6 +25,13 @@ _CLASS_PATH = "spark.driver.extraClassPath"
 # Comet's native scan reads data files by itself. It takes a plaintext file in place of an encrypted
 # one, which the plug-in refuses.
 _COMET_SCAN = "spark.comet.scan.icebergNative.enabled"
+# Shuffle and spill files hold whole rows, and stay on the disk if a process is killed. Spark
+# encrypts them with a key for each application, which is only in memory.
+_UNLESS_GIVEN = {
+    _COMET_SCAN: "false",
+    "spark.io.encryption.enabled": "true",
+    "spark.io.encryption.keySizeBits": "256",
+}
 
 
 def session(
@@ -99,7 +106,7 @@ def conf(
         _JARS: _extended(given, _JARS, [jar()]),
         **({_PACKAGES: _extended(given, _PACKAGES, missing)} if missing else {}),
         EXTENSIONS: _extended(given, EXTENSIONS, [_ICEBERG_S]),
-        _COMET_SCAN: given.get(_COMET_SCAN, "false"),
+        **{name: given.get(name, value) for name, value in _UNLESS_GIVEN.items()},
         **_catalog_settings(catalog, found),
     }
 

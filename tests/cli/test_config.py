@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from conftest import RunPython
 
 from ags1 import private_file
 from ags1.cli.kms.master_keys import layer_of_options
@@ -468,3 +469,42 @@ def test_a_secret_among_the_options_is_warned_of(home: Path) -> None:
     assert "--kms-property kms.vault.token: other users" in told
     assert "kms.vault.token-file" in told
     assert "s3cr3t" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (b"catalog:\n\tdefault: {", ", line 2: "),
+        (b"catalog: {a: b}\n", ", line 1: "),
+        (b"catalog:\n  a:\n    uri: s3cr3t\n    uri: b\n", ", line 4: Duplicate key 'uri'"),
+        (b"catalog:\n  a\n    uri: x\n", ", line 3: "),
+        (b"catalog\n", ": it is not a mapping"),
+        (b"\xff\xfe", ": it is not UTF-8"),
+    ],
+)
+def test_a_broken_configuration_of_pyiceberg_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, run_python: RunPython, text: bytes, line: str
+) -> None:
+    monkeypatch.setenv("PYICEBERG_HOME", str(home))
+    path = home / ".pyiceberg.yaml"
+    path.write_bytes(text)
+    done = run_python("import ags1.iceberg", check=False)
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(
+        f"ags1.errors.ArgumentError: PyIceberg's configuration file {path}{line}"
+    )
+    assert "s3cr3t" not in done.stderr
+    command = "import sys; sys.argv[1:] = ['table', 'list']; from ags1.cli import main; main()"
+    done = run_python(command, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"{path}{line}" in done.stderr
+
+
+def test_info_fails_if_the_configuration_is_broken(home: Path) -> None:
+    path = Path(os.environ["XDG_CONFIG_HOME"]) / "ags1" / "config.ini"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[kms\n")
+    path.chmod(0o600)
+    result = run("info", "--seconds", "0")
+    assert result.exit_code == 5
+    assert "config.ini" in result.stdout

@@ -876,7 +876,14 @@ def test_rewrapping_takes_the_newest_version(home: Path) -> None:
     succeed("encrypt", "a")
     succeed("key", "rotate", "default")
     keyring = Path(os.environ["XDG_CONFIG_HOME"]) / "ags1" / "keyring.json"
-    succeed("key", "rewrap", "a.ags1.keys")
+    assert "wrapped under default, version 2" in succeed("key", "rewrap", ".").stdout
+    sidecar = (home / "a.ags1.keys").read_bytes()
+    assert (
+        "is already wrapped under default, version 2, the newest"
+        in succeed("key", "rewrap", ".").stdout
+    )
+    assert (home / "a.ags1.keys").read_bytes() == sidecar
+    assert "default, version 2, KEK of" in succeed("inspect", "a.ags1").stdout
     # The old version is not needed any more.
     document = json.loads(keyring.read_bytes())
     del document["keys"]["default"]["versions"]["1"]
@@ -1012,7 +1019,7 @@ def test_a_sidecar_that_changes_meanwhile_is_left_alone(home: Path) -> None:
 
 
 def how(kms: LocalKms, master_key_id: str | None) -> Rewrapping:
-    return Rewrapping(Keychain(kms, ""), master_key_id, None, KekCache(kms), False, True)
+    return Rewrapping(Keychain(kms, ""), master_key_id, None, kms, KekCache(kms), False, True)
 
 
 @pytest.mark.slow_variants(r"(False-True|True-False)")

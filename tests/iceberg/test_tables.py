@@ -4,17 +4,20 @@ writers that meet, commits that fail, and what is refused."""
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 import operator
+import os
 import pickle
 import random
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timezone
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -956,6 +959,9 @@ def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: 
     pq.write_table(rows(7, 8), path)
     with pytest.raises(NotEncryptedError, match="allow_plaintext"):
         table.add_files([str(path)])
+    strict = table.catalog.load_table("db.t", require_encrypted=True)
+    with pytest.raises(NotEncryptedError, match="require-encrypted"):
+        strict.add_files([str(path)], allow_plaintext=True)
     table.add_files([str(path)], allow_plaintext=True)
     assert ids(again(table)) == [7, 8]
     assert again(table).scan().plain_files() == 1
@@ -1340,6 +1346,43 @@ def test_a_full_disk_leaves_the_table_and_nothing_else(
     assert set(ids(again(table))) >= {2, 3}
 
 
+def test_a_folder_that_cannot_be_synced_is_refused_before_the_commit(
+    catalog: EncryptedCatalog, table: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose name the disk may lose is not committed. It is removed, and nothing is lost."""
+    failing = 0
+    fsync = os.fsync
+
+    def fails_at_a_folder(fd: int) -> None:
+        nonlocal failing
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            failing -= 1
+            if failing == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    table.append(rows(1, 2, 3))
+    monkeypatch.setattr(os, "fsync", fails_at_a_folder)
+    # The folders of a data file or vector, a manifest, a manifest list and a metadata.json.
+    for work, folders in (
+        (lambda: table.append(rows(4)), 4),
+        (lambda: table.delete("id = 1"), 4),
+        (table.rotate_keys, 1),
+    ):
+        errors: list[int | None] = []
+        while True:
+            before, failing = stored(catalog), len(errors) + 1
+            try:
+                work()
+            except OSError as error:
+                errors.append(error.errno)
+                assert stored(catalog) == before
+            else:
+                break
+        assert errors == [errno.EIO] * folders
+    assert ids(again(table)) == [2, 3, 4]
+
+
 def test_a_writer_of_its_own_is_refused_when_it_commits(catalog: EncryptedCatalog) -> None:
     frame = polars.DataFrame({"id": [1, 2]})
     table = catalog.create_table("db.t", frame.to_arrow().schema, properties=ENCRYPTED)
@@ -1467,3 +1510,33 @@ def test_nan_beside_one_single_value(catalog: EncryptedCatalog, file_format: str
     for expression, found in expected:
         assert ids(table, row_filter=expression) == found, expression
         assert table.scan(expression).count() == len(found), expression
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b"])
+def test_a_location_that_readers_cut_is_refused(catalog: EncryptedCatalog, name: str) -> None:
+    schema = pa.schema([("id", pa.int64())])
+    place = f"{catalog.properties['warehouse']}/elsewhere/{name}"
+    with pytest.raises(ValueError, match=r"ends at the '\?' or '#'"):
+        catalog.create_table(f"db.{name}", schema, properties=ENCRYPTED)
+    with pytest.raises(ValueError, match=r"ends at the '\?' or '#'"):
+        catalog.create_table("db.t", schema, place, properties=ENCRYPTED)
+    assert stored(catalog) == set()
+    # A path without a scheme is taken as it is.
+    path = place.removeprefix("file://")
+    table = catalog.create_table("db.t", schema, path, properties=ENCRYPTED)
+    table.append(pa.table({"id": [1]}))
+    assert again(table).scan().count() == 1
+    assert all(file.startswith(path) for file in stored(catalog))
+
+
+def test_times_of_polars(catalog: EncryptedCatalog) -> None:
+    times = [time(1, 2, 3, 4), time(23, 59, 59, 999_999), None]
+    frame = polars.DataFrame({"t": times, "s": [{"l": times}] * 3})
+    table = catalog.create_table("db.t", frame, properties=ENCRYPTED)
+    table.append(frame)
+    assert polars.DataFrame(table.scan()).equals(frame)
+    table.upsert(frame.head(1).with_columns(s=None), ["t"])
+    assert table.scan("s is null").to_arrow()["t"].to_pylist() == times[:1]
+    nanos = pa.array([1], pa.time64("ns"))
+    with pytest.raises(ValueError, match=r"column 't'.*lose data"):
+        table.append(pa.table({"t": nanos}))

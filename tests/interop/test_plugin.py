@@ -200,10 +200,14 @@ def test_what_would_be_written_unencrypted_is_refused(lake: Lake, tmp_path: Path
     plain.write.parquet(f"file:{tmp_path}/plain", compression="gzip")
     location = path_of(lake.ours.load_table(table).location())
     source = f"`parquet`.`file:{tmp_path}/plain`"
+    in_catalog = f"spark_catalog.default.{lake.new_name().replace('.', '_')}"
+    plain.write.format("parquet").saveAsTable(in_catalog)
     for procedure, why in (
         (f"compute_table_stats('{table}')", "would be written unencrypted"),
         # Spark's tasks write the manifest with no FileIO of the table.
         (f"add_files(table => '{table}', source_table => '{source}')", "is not encrypted"),
+        # This manifest is written by the driver, encrypted. The data file that it lists is not.
+        (f"add_files(table => '{table}', source_table => '{in_catalog}')", "is not encrypted"),
     ):
         said = refusal(lake, f"CALL {{c}}.system.{procedure}")
         assert why in said
@@ -240,6 +244,11 @@ def test_the_key_of_a_table_does_not_change(lake: Lake) -> None:
         ("'format-version' = '3', 'encryption.key-id' = 'untrusted'", "trusted-key-ids"),
         ("'format-version' = '3', 'encryption.keyid' = 'default'", "would not be encrypted"),
         ("'format-version' = '2', 'encryption.key-id' = 'default'", "v2"),
+        (
+            "'format-version' = '3', 'encryption.key-id' = 'default', "
+            "'write.parquet.page-version' = 'v2'",
+            "page-version",
+        ),
     ],
 )
 def test_tables_that_are_not_created(lake: Lake, properties: str, said: str) -> None:
@@ -250,6 +259,26 @@ def test_tables_that_are_not_created(lake: Lake, properties: str, said: str) -> 
         assert said in refusal(lake, f"CREATE TABLE {{t}} {rest}", table)
         assert not lake.ours.table_exists(table)
         assert not location.exists() or plain_files(location) == []
+
+
+def test_the_properties_that_a_table_will_have_are_checked(lake: Lake) -> None:
+    """The catalog gives its tables some, which the statement does not have."""
+    prefix = f"spark.sql.catalog.{lake.name}."
+    settings = lake.spark.session.conf.getAll
+    ours = {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
+    table, default = lake.new_name(), {"table-default.encryption.key-id": "default"}
+    create = "CREATE TABLE {}.{} (id BIGINT) USING iceberg TBLPROPERTIES ('format-version' = '3')"
+    required = default | {"encryption.require-encrypted": "true"}
+    given = lake.spark.plugin_catalog(f"{lake.name}_given", ours | required)
+    lake.spark.sql(create.format(given, table))
+    has = {row[0]: row[1] for row in lake.spark.sql(f"SHOW TBLPROPERTIES {given}.{table}")}
+    assert has["encryption.key-id"] == "default"
+    unknown = default | {"table-override.encryption.key-id": "untrusted"}
+    given = lake.spark.plugin_catalog(f"{lake.name}_unknown", ours | unknown)
+    table = lake.new_name()
+    assert "trusted-key-ids" in refusal(lake, create.format(given, table))
+    names = [row[1] for row in lake.spark.sql(f"SHOW TABLES IN {given}.{DATABASE}")]
+    assert table.partition(".")[2] not in names
 
 
 @pytest.mark.parametrize(("name", "said"), [("token", "Bearer 4711"), ("credential", None)])

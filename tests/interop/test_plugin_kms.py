@@ -8,17 +8,21 @@ import json
 import os
 import threading
 import time
+import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, Literal
 
 import certifi
 import pytest
+from https_server import Answer, Request, Server
 from kms_contract import spellings
 from vault_server import VaultServer
 
 from ags1.kms import LocalKms, from_properties
+from ags1.kms import keyring as keyring_module
 from ags1.kms.local import create_key, set_passphrase
 
 from .jars import unavailable
@@ -100,6 +104,28 @@ def test_a_keyring_with_a_passphrase(
     check_both_ways(java, keyring | {f"kms.local.{n}": v for n, v in given.items()})
     wrong = {"kms.local.passphrase": "wrong"}
     assert "does not open the keyring" in refusal(java, keyring | wrong)
+
+
+@pytest.mark.parametrize("made", ["NFC", "NFD"])
+@pytest.mark.parametrize("form", ["{}", "NFD {}", "{}\r\n", "\ufeff{}\r"])
+def test_a_passphrase_in_each_form(
+    java: Java,
+    keyring: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made: Literal["NFC", "NFD"],
+    form: str,
+) -> None:
+    path = Path(keyring["kms.local.keyring"])
+    # Earlier releases took a passphrase as it was given.
+    monkeypatch.setattr(keyring_module, "composed", lambda passphrase: passphrase)
+    set_passphrase(str(path), unicodedata.normalize(made, "öffne dich").encode())
+    path.chmod(0o666)  # the passphrase protects it
+    given = unicodedata.normalize(form[:3] if form[:3] == "NFD" else "NFC", "öffne dich")
+    file = tmp_path / "passphrase"
+    file.touch(0o600)
+    file.write_bytes(form.removeprefix("NFD ").format(given).encode())
+    check_both_ways(java, keyring | {"kms.local.passphrase-file": str(file)})
 
 
 def test_an_unprotected_keyring_in_place_of_a_protected_one_is_refused(
@@ -311,8 +337,87 @@ def test_vault_over_tls(java: Java) -> None:
     with VaultServer(tls=True) as server:
         server.request("POST", "transit/keys/orders", {})
         properties = at(server, token=server.token)
-        assert "its certificate is not trusted" in refusal(java, properties, "orders")
+        assert "certificate is not trusted" in refusal(java, properties, "orders")
         check_both_ways(java, properties | {"kms.vault.ca-cert": str(server.ca_cert)}, "orders")
         server.request("PUT", "sys/seal")
         given = {"kms.vault.ca-cert": str(server.ca_cert), "kms.max-attempts": "2"}
         assert "is sealed" in refusal(java, properties | given, "orders")
+
+
+class Fake(Server):
+    """A Vault for faults that a real one does not have on demand: a token has three uses."""
+
+    left: dict[str, int]
+
+    def answer(self, request: Request) -> Answer:
+        if request.path.endswith("/login"):
+            token = f"hvs.{len(self.left)}"
+            self.left[token] = 3
+            return Answer(200, json.dumps({"auth": {"client_token": token}}).encode())
+        token = request.headers["x-vault-token"]
+        self.left[token] -= 1
+        if self.left[token] < 0:
+            return Answer(403, b'{"errors": ["permission denied"]}')
+        return Answer(200, json.dumps({"data": {"plaintext": "A" * 24}}).encode())
+
+
+def fake(**options: Any) -> Fake:
+    server = Fake(**options)
+    server.left = {"t": 1000}
+    return server
+
+
+LOGIN = {"kms.vault.auth": "approle", "kms.vault.role-id": "r", "kms.vault.secret-id": "s"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"days": (-9, -1)}, "has expired"),
+        ({"days": (1, 9)}, "not yet valid"),
+        ({"host": "127.0.0.2"}, "not valid for the host"),
+        ({"tls": False}, "speak TLS"),
+        ({"wants_certificate": True}, "client certificate"),
+    ],
+    ids=["expired", "not yet valid", "another host", "no TLS", "client certificate"],
+)
+def test_what_is_wrong_with_tls_is_told(java: Java, options: dict[str, Any], said: str) -> None:
+    server = fake(**options)
+    try:
+        given = {
+            KMS: "vault",
+            "kms.vault.url": server.url.replace("http:", "https:"),
+            "kms.vault.token": "t",
+            "kms.max-attempts": "1",
+        }
+        if options.get("tls", True):
+            given["kms.vault.ca-cert"] = server.certificate
+        assert said in refusal(java, given)
+        if "wants_certificate" in options:
+            given |= {"kms.vault.client-cert": server.chain}
+            assert "private key" in refusal(java, given)
+            given |= {"kms.vault.client-key": server.key}
+            wrapped = (b"vault:v1:" + b"A" * 60).hex()
+            assert use(java, given, wrapped=wrapped)["key"] == bytes(18).hex()
+    finally:
+        server.stop()
+
+
+def test_tokens_of_few_uses_and_logins_that_give_none(java: Java) -> None:
+    server = fake(tls=False)
+    try:
+        given = {KMS: "vault", "kms.vault.url": server.url} | LOGIN
+        wrapped = (b"vault:v1:" + b"A" * 60).hex()
+        for _ in range(10):
+            assert use(java, given, wrapped=wrapped)["key"] == bytes(18).hex()
+        assert len(server.left) > 3
+        for body, said in (
+            ({"auth": {"client_token": "", "mfa_requirement": {"id": "1"}}}, "MFA"),
+            ({"auth": None, "wrap_info": {"token": "hvs.w"}}, "wraps its answer"),
+        ):
+            server.faults.append(Answer(200, json.dumps(body).encode()))
+            told = refusal(java, given | {"kms.vault.role-id": said})
+            assert said in told
+            assert "hvs.w" not in told
+    finally:
+        server.stop()

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.parquet.encryption import create_decryption_properties
 
+from ags1.errors import AuthenticationError
 from ags1.iceberg import EncryptedTable, verify_table
 from ags1.iceberg.read.records import DELETED, ContentFile
 from ags1.kms import KmsClient
@@ -181,6 +182,17 @@ def test_parquet_in_all_of_spark_s_forms(
         assert chunk.has_dictionary_page == dictionary
         assert (footers[0].num_row_groups > 1) == (PAGES.items() <= more.items())
     check_found(spark, name)
+
+
+def test_pages_of_version_2_are_not_encrypted_again(
+    spark: SparkTables, shared: Shared, tmp_path: Path
+) -> None:
+    """Java does not authenticate which of their values are null."""
+    name = f"enc.{shared.new_name()}"
+    spark.create(name, "id BIGINT", tmp_path / "t", **{"write.parquet.page-version": "v2"})
+    spark.sql(f"INSERT INTO {name} SELECT IF(id % 3 = 0, NULL, id) FROM range(100)")
+    with pytest.raises(AuthenticationError, match="rewrite it in Spark"):
+        shared.taken_back(name).rekey()
 
 
 def test_avro_in_all_of_spark_s_codecs(spark: SparkTables, shared: Shared, tmp_path: Path) -> None:

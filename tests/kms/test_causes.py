@@ -117,7 +117,7 @@ def test_an_authority_that_is_not_known(
         monkeypatch.delenv(name)
     error = failure(service, server.url)
     assert isinstance(error, KmsConfigurationError)
-    assert "not trusted (self-signed certificate" in str(error)
+    assert "not trusted (unable to get local issuer" in str(error)
     assert {"vault": "kms.vault.ca-cert", "aws": "AWS_CA_BUNDLE"}.get(
         service, "REQUESTS_CA_BUNDLE"
     ) in str(error)
@@ -161,11 +161,11 @@ def test_vault_demands_a_client_certificate(
     server = serve(wants_certificate=True)
     assert "kms.vault.client-cert" in str(failure("vault", server.url))
     assert not server.requests
-    given = {"kms.vault.client-cert": server.certificate, "kms.vault.client-key": server.key}
+    given = {"kms.vault.client-cert": server.chain, "kms.vault.client-key": server.key}
     failure("vault", server.url, **given)
     assert server.requests
     server.requests.clear()
-    monkeypatch.setenv("VAULT_CLIENT_CERT", server.certificate)
+    monkeypatch.setenv("VAULT_CLIENT_CERT", server.chain)
     monkeypatch.setenv("VAULT_CLIENT_KEY", server.key)
     failure("vault", server.url)
     assert server.requests
@@ -177,7 +177,7 @@ def test_a_client_certificate_that_cannot_be_used(
 ) -> None:
     server = serve(wants_certificate=True)
     path = {"missing": str(tmp_path / "none"), "other": serve().key, "text": __file__}[wrong]
-    given = {"kms.vault.client-cert": server.certificate, "kms.vault.client-key": path}
+    given = {"kms.vault.client-cert": server.chain, "kms.vault.client-key": path}
     error = failure("vault", server.url, **given)
     assert isinstance(error, KmsConfigurationError)
     assert path in str(error)

@@ -280,7 +280,14 @@ def test_what_is_configured_stays(jar: str) -> None:
     assert made["spark.jars.packages"] == packages
     assert made["spark.sql.extensions"] == f"org.example.Mine,{EXTENSIONS}"
     assert made["spark.comet.scan.icebergNative.enabled"] == "false"
-    wanted = {"spark.comet.scan.icebergNative.enabled": "true"}
+    # Spark's shuffle and spill files hold rows.
+    assert made["spark.io.encryption.enabled"] == "true"
+    assert made["spark.io.encryption.keySizeBits"] == "256"
+    wanted = {
+        "spark.comet.scan.icebergNative.enabled": "true",
+        "spark.io.encryption.enabled": "false",
+        "spark.io.encryption.keySizeBits": "128",
+    }
     assert (
         wanted.items()
         <= sql_session.conf("lake", SQLITE, spark_version="4.1", given=given | wanted).items()

@@ -352,7 +352,7 @@ def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> i
                 result["block_list"] = list(blocks_of(job, result))
         else:
             for key in result.get("keys", ()):
-                key.update({name: text and shortened(text) for name, text in key.items()})
+                key.update({n: shortened(text) for n, text in key.items() if isinstance(text, str)})
             for line in as_text(result).splitlines():
                 report.succeeded({}, line)
             if blocks:

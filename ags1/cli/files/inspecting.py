@@ -13,6 +13,7 @@ from ... import layout
 from ...errors import KeyMetadataError, TruncatedError
 from ...keys import Sidecar
 from ...keys.keychain import find_sidecar
+from ...kms.client import wrapped_version
 from .sources import Job, refuse_other_files
 
 
@@ -79,7 +80,9 @@ def as_text(result: dict[str, Any]) -> str:
         lines.append(("sidecar", result["sidecar"]))
         for key in result["keys"]:
             lines.append(("key", f"{key['key_id']}, under the KEK {key['kek_id']}"))
-            lines.append(("master key", f"{key['master_key_id']}, KEK of {_when(key)}"))
+            version = key["master_key_version"]
+            named = f"{key['master_key_id']}{'' if version is None else f', version {version}'}"
+            lines.append(("master key", f"{named}, KEK of {_when(key)}"))
     return "\n".join([result["file"], *(f"  {name:<11}{value}" for name, value in lines)])
 
 
@@ -87,7 +90,11 @@ def _keys(sidecar: Sidecar) -> list[dict[str, Any]]:
     keys = []
     for wrapped in sidecar.file_keys:
         for kek in sidecar.same_kek(sidecar.kek_entry(wrapped).key_id):
-            facts = {"master_key_id": kek.encrypted_by_id, "kek_timestamp": kek.timestamp}
+            facts = {
+                "master_key_id": kek.encrypted_by_id,
+                "master_key_version": wrapped_version(kek.encrypted_key_metadata),
+                "kek_timestamp": kek.timestamp,
+            }
             keys.append({"key_id": wrapped.key_id, "kek_id": kek.key_id, **facts})
     return keys
 

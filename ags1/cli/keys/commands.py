@@ -43,8 +43,8 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> Non
     Examples:
       ags1 keygen                            a key 'default' in the default keyring
       ags1 keygen --name backup-2026         another one beside it
-      ags1 keygen --keyring /mnt/usb/k.json  a keyring of its own
       ags1 keygen --passphrase               a new keyring that a passphrase protects
+      ags1 keygen --keyring /mnt/usb/k.json --passphrase   one on a stick, whose files have no modes
     """
     from ..kms.master_keys import settings_of
     from .keyrings import keyring_for_new_key
@@ -288,17 +288,27 @@ def rewrap(
         Keychain(source, "", trusted_key_ids=trusted),
         target.to_key,
         None if other is None else wrapping,
+        wrapping,
         KekCache(wrapping),
         dry_run=dry_run,
         durable=not no_fsync,
     )
 
+    counts = {True: 0, False: 0}
+
     def work(job: Job, report: Report) -> None:
         done = (wrap_again if add_key is None else wrap_too)(job.source, request)
+        counts[done["changed"]] += 1
         what = "wrapped" if done["changed"] else "is already wrapped"
         what += "" if add_key is None else " also"
         shown = {**done, "master_key_id": shortened(done["master_key_id"])}
-        line = format_line(shown, "file", [f"{what} under {{master_key_id}}"])
+        version = done.get("version")
+        newest = "" if version is None else f", version {version}, the newest"
+        line = format_line(shown, "file", [f"{what} under {{master_key_id}}{newest}"])
         report.succeeded(done, line)
 
-    return for_each(plan, work, out, "wrapped")
+    code = for_each(plan, work, out, "wrapped")
+    if len(plan.jobs) > 1 and not out.as_json and not out.quiet:
+        would = "would be wrapped" if dry_run else "wrapped"
+        print_line(f"{counts[True]:,} {would}, {counts[False]:,} already were")
+    return code

@@ -14,17 +14,19 @@ from ...keys.cache import KekCache
 from ...keys.keychain import find_sidecar
 from ...keys.pairs import locked
 from ...kms import KmsClient
+from ...kms.client import newest_version, wrapped_version
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrapping:
     """How to wrap KEKs again. ``master_key_id`` is the master key to wrap under, None for the
-    newest version of a KEK's own. ``other_kms`` is the KMS that has it, None for the keychain's.
-    ``target_keks`` remembers the KEKs that this KMS has unwrapped."""
+    newest version of a KEK's own. ``other_kms`` is the KMS that has it, None for the keychain's;
+    ``kms`` is that of the two. ``target_keks`` remembers the KEKs that it has unwrapped."""
 
     keychain: Keychain
     master_key_id: str | None
     other_kms: KmsClient | None
+    kms: KmsClient
     target_keks: KekCache
     dry_run: bool
     durable: bool
@@ -50,10 +52,19 @@ def rewrap(sidecar_file: str, options: Rewrapping) -> dict[str, Any]:
         "file": sidecar_file,
         "from_master_key_ids": master_key_ids,
         "master_key_id": wanted,
+        "version": None,
         "changed": False,
         "dry_run": options.dry_run,
     }
-    if options.master_key_id is not None and _is_already_under(before, wanted, options):
+    if options.master_key_id is None:
+        newest = result["version"] = newest_version(options.kms, wanted)
+        is_done = newest is not None and all(
+            wrapped_version(entry.encrypted_key_metadata) == newest
+            for entry in before.own_kek_entries
+        )
+    else:
+        is_done = True
+    if is_done and _is_already_under(before, wanted, options):
         _open_all(sidecar_file, before, wanted, options)
         return result
     after = options.keychain.rewrap(sidecar_file, wanted, options.other_kms)

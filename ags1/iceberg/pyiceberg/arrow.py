@@ -18,7 +18,6 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
-from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
 from pyiceberg.schema import Schema, visit, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.types import (
@@ -30,6 +29,7 @@ from pyiceberg.types import (
     StructType,
     TimestampNanoType,
     TimestampType,
+    TimeType,
 )
 from pyiceberg.utils.config import Config
 
@@ -42,11 +42,13 @@ __all__ = [
     "TableSchema",
     "arrow_schema",
     "check_arrow_schema",
-    "column_projection_values",
     "downcasts_ns_timestamps",
     "iceberg_schema",
     "project",
 ]
+
+
+_MICROSECONDS = pa.time64("us")
 
 
 class _ArrowSchema(_ConvertToArrowSchema):
@@ -84,8 +86,8 @@ class TableSchema(Schema):
         """Return the schema in this form; as it is if it has no extension types."""
         if not extensions([schema]):
             return schema
-        identifiers = schema.identifier_field_ids
-        return cls(*schema.fields, schema_id=schema.schema_id, identifier_field_ids=identifiers)
+        more = {"schema_id": schema.schema_id, "identifier_field_ids": schema.identifier_field_ids}
+        return cls(*schema.fields, **more)  # type: ignore[arg-type]
 
     def select(self, *names: str, case_sensitive: bool = True) -> Schema:
         """Return a selection of the columns, in this form too."""
@@ -232,6 +234,8 @@ def _with_typed_nulls(source: pa.DataType, kind: IcebergType, path: str = "") ->
         return pa.binary()
     if isinstance(source, pa.BaseExtensionType) and source.extension_name == WKB:
         return source.storage_type
+    if isinstance(kind, TimeType) and pa.types.is_time(source):
+        return _MICROSECONDS  # what does not fit is refused when it is converted
     if pa.types.is_null(source) and not isinstance(kind, PrimitiveType):
         [field] = as_bytes(Schema(NestedField(1, "x", kind))).fields
         return schema_to_pyarrow(field.field_type, include_field_ids=False)
@@ -262,8 +266,32 @@ def _is_variant(kind: pa.DataType) -> bool:
 
 def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
     """Return a schema of format version 3, converted from Arrow's if it is one of Arrow."""
+    if isinstance(schema, pa.Schema):
+        kinds = map(_with_times_of_iceberg, schema.types)
+        fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
+        schema = pa.schema(fields, schema.metadata)
     converted: Schema = Catalog._convert_schema_if_needed(schema, 3)
     return converted
+
+
+def _with_times_of_iceberg(kind: pa.DataType) -> pa.DataType:
+    """Return an Arrow type whose times of day have microseconds, the only ones that Iceberg has.
+    Those of Polars have nanoseconds."""
+
+    def typed(field: pa.Field) -> pa.Field:
+        return field.with_type(_with_times_of_iceberg(field.type))
+
+    if pa.types.is_time(kind):
+        return _MICROSECONDS
+    if pa.types.is_struct(kind):
+        return pa.struct([typed(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(typed(kind.key_field), typed(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(typed(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(typed(kind.value_field))
+    return kind
 
 
 def downcasts_ns_timestamps() -> bool | None:

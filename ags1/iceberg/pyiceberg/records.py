@@ -30,6 +30,7 @@ from ..._key_metadata import EncodedKeyMetadata
 from ...avro._decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
 from ...avro.container import Container
 from ...avro.schema import layout
+from ...errors import FormatError
 
 __all__ = [
     "DATA_FILE",
@@ -175,7 +176,9 @@ class RecordShape:
 
     def reader(self, avro_schema: str) -> readers.Reader:
         """Return PyIceberg's reader of records with this schema (JSON)."""
-        readable = json.dumps(_readable(json.loads(avro_schema), {}))
+        schema = json.loads(avro_schema)
+        _check_expansion(schema, _FREE_SCHEMA_SIZE + _MAX_SCHEMA_GROWTH * len(avro_schema))
+        readable = json.dumps(_readable(schema, {}))
         header = AvroFileHeader(None, {"avro.schema": readable}, None)
         return resolve_reader(
             header.get_schema(), self._read_schema, self._read_types, self._read_enums
@@ -263,6 +266,9 @@ def _record_shape(reader: readers.StructReader, only: Collection[int] | None) ->
     )
 
 
+# How large a few bytes may become in memory: real manifests grow by a tenth of that.
+_FREE_SIZE, _MAX_GROWTH = 1 << 20, 256
+_FREE_SCHEMA_SIZE, _MAX_SCHEMA_GROWTH = 1 << 18, 16
 # The fields with the key metadata of a data file and of a manifest.
 _KEYS = frozenset((131, 519))
 
@@ -274,6 +280,35 @@ _SIMPLE = {
     readers.StringReader: Kind.STRING,
     readers.BinaryReader: Kind.BYTES,
 }
+
+
+# The keys of a type's JSON that have other types.
+_TYPES = ("type", "items", "values", "fields")
+
+
+def _check_expansion(schema: Any, limit: int) -> None:
+    """Raise FormatError if a schema has more than ``limit`` characters once each name in it is
+    replaced by its type: some records that each have two fields of the one before grow without
+    end."""
+    named: dict[str, Any] = {}
+    to_see, size = [schema], 0
+    while to_see:
+        part = to_see.pop()
+        part = named.get(part, part) if isinstance(part, str) else part
+        inside: list[Any] = []
+        if isinstance(part, dict):
+            inside = [part.get(key) for key in _TYPES]
+            if part.get("type") in ("record", "fixed", "enum"):
+                named[str(part.get("name"))] = part
+                inside = inside[1:]
+            size += sum(len(str(value)) for key, value in part.items() if key not in _TYPES)
+        elif isinstance(part, list):
+            inside = part
+        # In the order of the text, because a type is defined before its name is used.
+        to_see += reversed(inside)
+        size += 1
+        if size > limit:
+            raise FormatError("the file's schema is too large, with the types that it names")
 
 
 def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
@@ -300,13 +335,18 @@ def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
 def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], list[Any]]:
     """Return the header's properties and the records of an Avro file in memory. PyIceberg's own
     ``AvroFile`` does the same from a file. It resolves the schema each time, and reads beyond the
-    end of truncated bytes. Raises what parsing raises."""
-    container = Container(lambda offset, size: data[offset : offset + size], len(data))
+    end of truncated bytes. Raises what parsing raises, and FormatError if the file, decompressed,
+    has more than 1 MiB and 256 times its stored size."""
+    limit = _FREE_SIZE + _MAX_GROWTH * len(data)
+    container = Container(lambda offset, size: data[offset : offset + size], len(data), limit)
     properties = {name: text.decode() for name, text in container.metadata.items()}
     resolved, file_layout = shape.resolved(properties["avro.schema"])
     records: list[Any] = []
     for count, stored in container.stored_blocks():
         text = bytes(container.decompressed(stored))
+        limit -= len(text)
+        if limit < 0:
+            raise FormatError("the file is too large, decompressed")
         block = Block(text, bytes(stored), container.codec, file_layout, count)
         records += read_records(block, resolved)
     return properties, records

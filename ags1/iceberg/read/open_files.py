@@ -35,8 +35,10 @@ from ..storage.table_files import TableFiles
 from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
-# Of files up to this size, one request for all costs less than one for the end and one for pages.
+# Files up to these sizes are read whole: for a local file, reading columns that nobody wants soon
+# costs more than reading twice, and for another one, the second request costs more.
 _WHOLE_SIZE = 1 << 20
+_LOCAL_WHOLE_SIZE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +62,7 @@ class OpenParquet:
         columns_of: Callable[[pa.Schema], FileColumns],
         dictionary_columns: tuple[str, ...],
     ) -> None:
-        self._file = file
+        self._files, self._file = files, file
         key_metadata = file.sized_key
         self._stream: Any = files.open_stored(file.file_path)
         self._name = str(next(_NAMES))
@@ -68,8 +70,8 @@ class OpenParquet:
             options: dict[str, Any] = {"pre_buffer": True, "buffer_size": _BUFFER_SIZE}
             source: tuple[Any, ...] = (self._stream,)
             if key_metadata is not None:
-                with _errors_of(file):
-                    source = self._checked(key_metadata)
+                with files.naming(file.file_path):
+                    source = self._checked(files, key_metadata)
                 options["decryption_properties"] = create_decryption_properties(
                     key_metadata.encryption_key,
                     aad_prefix=key_metadata.aad_prefix,
@@ -79,26 +81,29 @@ class OpenParquet:
                 default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
                 dictionary_columns=dictionary_columns or None,
             )
-            with _arrow_errors(file):
+            with _arrow_errors(files, file):
                 self._fragment = parquet.make_fragment(*source)
                 self._physical = self._fragment.physical_schema
                 file.check_rows(self._fragment.metadata.num_rows)
             if self._name in _CHECKED.now:
                 _CHECKED.now[self._name] = self._stream
-            with _errors_of(file):
+            with files.naming(file.file_path):
                 self.columns = columns_of(self._physical)
         except BaseException:
             self.close()
             raise
 
-    def _checked(self, key_metadata: KeyMetadata) -> tuple[Any, ...]:
+    def _checked(self, files: TableFiles, key_metadata: KeyMetadata) -> tuple[Any, ...]:
         """Check the footer. Return the source of a fragment, which gives Arrow what was checked:
         all of a small file, or the end of a larger one. Raises as ``check_end``."""
         stream = self._stream
         if not isinstance(stream, pa.NativeFile):
             stream = self._stream = pa.PythonFile(stream, "r")
         size = stream.size()
-        whole = stream.read_buffer(size) if size <= _WHOLE_SIZE else None
+        is_whole = size <= _LOCAL_WHOLE_SIZE or (
+            size <= _WHOLE_SIZE and files.local_path(self._file.file_path) is None
+        )
+        whole = stream.read_buffer(size) if is_whole else None
 
         def fetch(offset: int, length: int) -> memoryview:
             if whole is not None:
@@ -125,7 +130,7 @@ class OpenParquet:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows for which ``row_filter`` is true, of the row groups that begin in
         ``split`` (offset and length in bytes)."""
-        with _arrow_errors(self._file):
+        with _arrow_errors(self._files, self._file):
             fragment = self._fragment
             if split is not None:
                 begin, end = split[0], split[0] + split[1]
@@ -144,7 +149,7 @@ class OpenParquet:
                 yield batch if stored == batch.schema else self._as_stored(batch, stored)
 
     def _as_stored(self, batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-        with _errors_of(self._file):
+        with self._files.naming(self._file.file_path):
             columns = [
                 _stored_array(column, field, wanted, self.columns.variants)
                 for column, field, wanted in zip(batch.columns, batch.schema, stored, strict=True)
@@ -153,7 +158,7 @@ class OpenParquet:
 
     def rows_before(self, offset: int) -> int:
         """Return how many rows are in the row groups that begin before ``offset``."""
-        with _arrow_errors(self._file):
+        with _arrow_errors(self._files, self._file):
             metadata = self._fragment.metadata
             starts = enumerate(row_group_starts(metadata))
             return sum(metadata.row_group(n).num_rows for n, start in starts if start < offset)
@@ -197,7 +202,7 @@ class OpenAvro:
         threads: int,
     ) -> None:
         self.columns = FileColumns(wanted, wanted)
-        self._file = file
+        self._files, self._file = files, file
         self._options: dict[str, Any] = {"name_mapping": names, "missing_values": values}
         self._options |= {"record_count": file.record_count, "threads": threads}
         path, key_metadata = file.file_path, file.key
@@ -211,12 +216,12 @@ class OpenAvro:
         self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the blocks in ``split``. There must be no filter."""
-        with _errors_of(self._file):
+        with self._files.naming(self._file.file_path):
             yield from read_avro(self._stream, self.columns.read, split=split, **self._options)
 
     def rows_before(self, offset: int) -> int:
         """Return how many rows are in the splits before ``offset``, from the blocks' headers."""
-        with _errors_of(self._file):
+        with self._files.naming(self._file.file_path):
             return AvroFile(self._stream).rows_before(offset)
 
     def close(self) -> None:
@@ -352,26 +357,17 @@ def _stored_array(
 
 
 @contextmanager
-def _errors_of(file: ContentFile) -> Iterator[None]:
-    """Put the location of the file into our errors."""
-    try:
-        yield
-    except Ags1Error as error:
-        error.file = file.file_path
-        raise
-
-
-@contextmanager
-def _arrow_errors(file: ContentFile) -> Iterator[None]:
+def _arrow_errors(files: TableFiles, file: ContentFile) -> Iterator[None]:
     """Turn Arrow's errors about a wrong encrypted file into our errors. Arrow has no types for
     these, so its messages decide. Errors of the storage pass."""
-    try:
-        yield
-    except (OSError, pa.ArrowInvalid) as error:
-        kind, what = _arrow_failure(str(error))
-        if kind is None or not file.is_encrypted:
-            raise
-        raise kind(what, file=file.file_path) from None
+    with files.naming(file.file_path):
+        try:
+            yield
+        except (OSError, pa.ArrowInvalid) as error:
+            kind, what = _arrow_failure(str(error))
+            if kind is None or not file.is_encrypted:
+                raise
+            raise kind(what) from None
 
 
 def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:

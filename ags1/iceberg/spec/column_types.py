@@ -84,14 +84,14 @@ class OpaqueType(types.PrimitiveType):
 @from_json.register(OpaqueType)
 @from_json.register(VariantType)
 @from_json.register(types.StructType)
-def _(_: types.IcebergType, value: Any) -> str:
+def _(_: types.IcebergType, value: Any) -> str:  # type: ignore[misc]  # it takes primitive types
     return json.dumps(value)
 
 
 @to_json.register(OpaqueType)
 @to_json.register(VariantType)
 @to_json.register(types.StructType)
-def _(_: types.IcebergType, value: str) -> Any:
+def _(_: types.IcebergType, value: str) -> Any:  # type: ignore[misc]
     return json.loads(value)
 
 

@@ -21,7 +21,7 @@ from .refs import read_refs
 _NULLABLE = frozenset(
     "refs snapshots snapshot-log metadata-log statistics partition-statistics".split()
 )
-_IDENTIFIERS = "identifier-field-ids"
+_NULLABLE_OF_SCHEMAS = frozenset(("schema-id", "identifier-field-ids"))
 _OPERATIONS = frozenset(operation.value for operation in Operation)
 _BLOB_TYPES = get_args(BlobMetadata.model_fields["type"].annotation)
 
@@ -38,9 +38,9 @@ def without_nulls(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(schema: Any) -> Any:
-    if isinstance(schema, dict) and schema.get(_IDENTIFIERS, ()) is None:
-        return {name: value for name, value in schema.items() if name != _IDENTIFIERS}
-    return schema
+    if not isinstance(schema, dict):
+        return schema
+    return {n: v for n, v in schema.items() if v is not None or n not in _NULLABLE_OF_SCHEMAS}
 
 
 def parsable(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pyiceberg.io import FileIO, InputStream
 
 from ... import oneshot
 from ..._gcm import process_number
-from ...atomic import AtomicFile
+from ...atomic import AtomicFile, sync_folder
 from ...errors import KeyReuseError
 from ...key_metadata import KeyMetadata
 from ...layout import DEFAULT_BLOCK_SIZE
@@ -45,6 +45,14 @@ class _NamedFile(io.FileIO):
         except OSError as error:
             error.filename = self.path
             raise
+
+
+class _TableFile(AtomicFile):
+    """A file of a table. If its folder cannot be synced, ``commit`` raises OSError and removes it:
+    the table does not refer to it yet, so nothing is lost."""
+
+    def _sync_name(self) -> None:
+        sync_folder(os.path.dirname(self._path))
 
 
 def _check_process(number: int) -> None:
@@ -149,7 +157,7 @@ class TableOutput:
     @contextmanager
     def _local(self, path: str) -> Iterator[BinaryIO]:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with AtomicFile(path) as target:
+        with _TableFile(path) as target:
             # The user must not close the descriptor, because it is synced afterwards.
             with _NamedFile(target.fd, "w", closefd=False) as raw:
                 raw.path, raw.process = path, self._process

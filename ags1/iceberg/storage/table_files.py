@@ -14,7 +14,8 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
@@ -170,7 +171,27 @@ class TableFiles(FileIO):
 
     def open_stored(self, location: str) -> InputStream:
         """Return a seekable stream of the file's stored bytes."""
-        return self.new_input(location).open()
+        with self.naming(location):
+            return self.new_input(location).open()
+
+    @contextmanager
+    def naming(self, location: str) -> Iterator[None]:
+        """Put the file's location in the metadata into our errors. If the table was moved or
+        copied, errors name both locations, those of the storage too."""
+        try:
+            yield
+        except (Ags1Error, OSError) as error:
+            stored = mapped_location(location, self.location_map)
+            if isinstance(error, Ags1Error):
+                error.file = location
+                error.stored_file = None if stored == location else stored
+            elif stored != location and location not in str(error):
+                where = f" (it is {stored} now, and the metadata names it {location})"
+                if error.strerror is None:
+                    error.args = (f"{error}{where}",)
+                else:
+                    error.strerror += where
+            raise
 
     def open_encrypted(
         self, location: str, key_metadata: KeyMetadata, *, threads: int = 1
@@ -179,16 +200,16 @@ class TableFiles(FileIO):
         key_metadata = self.sized_key(location, key_metadata)
         path = self.local_path(location)
         stream = self.open_stored(location) if path is None else None
-        if path is not None:
-            refuse_pipe(path)
+        source: Any = path if stream is None else stream
+        options: dict[str, Any] = {"block_size": DEFAULT_BLOCK_SIZE, "threads": threads}
         try:
-            source: Any = path if stream is None else stream
-            reader = Reader(source, key_metadata, block_size=DEFAULT_BLOCK_SIZE, threads=threads)
-        except BaseException as error:
+            with self.naming(location):
+                if path is not None:
+                    refuse_pipe(path)
+                reader = Reader(source, key_metadata, **options)
+        except BaseException:
             if stream is not None:
                 stream.close()
-            if isinstance(error, Ags1Error):
-                error.file = location
             raise
         if stream is not None:
             # The reader does not own a stream that it was given.
@@ -199,15 +220,12 @@ class TableFiles(FileIO):
         """Return the whole plaintext of an AGS1 file. Raises AuthenticationError, TruncatedError,
         FormatError, MissingFileLengthError, NotEncryptedError if the file is not an AGS1 file at
         all, and OSError."""
-        key_metadata = self.sized_key(location, key_metadata)
-        try:
+        with self.naming(location):
+            key_metadata = self.sized_key(location, key_metadata)
             size = trusted_length(None, key_metadata, trust_file_size=False)
             sealed = self._read_stored(location, size)
             _check_header(sealed)
             return oneshot.decrypt(sealed, key_metadata)
-        except Ags1Error as error:
-            error.file = location
-            raise
 
     def sized_key(self, location: str, key_metadata: KeyMetadata) -> KeyMetadata:
         """Return an AGS1 file's key metadata with a length: its own, or that of the stored file if
@@ -222,32 +240,32 @@ class TableFiles(FileIO):
                 "or read it by open_table(…, trust_file_size=True)",
                 file=location,
             )
-        path = self.local_path(location)
-        size = len(self.new_input(location)) if path is None else os.stat(path).st_size
-        if size == HEADER_SIZE:
-            raise FormatError(
-                "the file has a header and no block, and its key metadata has no length: the file "
-                "was truncated",
-                file=location,
-            )
+        with self.naming(location):
+            path = self.local_path(location)
+            size = len(self.new_input(location)) if path is None else os.stat(path).st_size
+            if size == HEADER_SIZE:
+                raise FormatError(
+                    "the file has a header and no block, and its key metadata has no length: the "
+                    "file was truncated"
+                )
         return key_metadata.with_file_length(size)
 
     def read_exposed(self, location: str, length: int) -> bytes:
         """Return a plaintext manifest, which is not authenticated. Its manifest list says that it
         has ``length`` bytes. Raises MetadataIntegrityError if it has another length or is not an
         Avro file, KeyMetadataError if it is encrypted, and OSError."""
-        data = self._read_stored(location, length)
-        if data.startswith(MAGIC):
-            raise KeyMetadataError(
-                "the manifest is encrypted, but the manifest list has no key for it", file=location
-            )
-        if len(data) != length or not data.startswith(AVRO_MAGIC):
-            raise MetadataIntegrityError(
-                "the plaintext manifest is not the one that its manifest list names: it has "
-                "another length, or is not an Avro file. Restore it from a backup",
-                file=location,
-            )
-        return data
+        with self.naming(location):
+            data = self._read_stored(location, length)
+            if data.startswith(MAGIC):
+                raise KeyMetadataError(
+                    "the manifest is encrypted, but the manifest list has no key for it"
+                )
+            if len(data) != length or not data.startswith(AVRO_MAGIC):
+                raise MetadataIntegrityError(
+                    "the plaintext manifest is not the one that its manifest list names: it has "
+                    "another length, or is not an Avro file. Restore it from a backup"
+                )
+            return data
 
     def _read_stored(self, location: str, length: int) -> bytes:
         path = self.local_path(location)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -107,11 +108,16 @@ def _begins_encrypted(file: SourceFile) -> bool:
 
 
 def plan(
-    files: Sequence[Listed], part_size: int, sidecars: Mapping[str, str] = _NONE
+    files: Sequence[Listed],
+    part_size: int,
+    sidecars: Mapping[str, str] = _NONE,
+    *,
+    cuts: bool = True,
 ) -> list[list[Part]]:
-    """Return the parts for each task: a large file in several parts, several small files together.
-    ``sidecars`` has the documents of sidecars by the files' paths."""
-    return list(grouped(((_parts(f, part_size, sidecars), f.size) for f in files), part_size))
+    """Return the parts for each task: a large file in several parts if ``cuts``, several small
+    files together. ``sidecars`` has the documents of sidecars by the files' paths."""
+    cut_size = part_size if cuts else sys.maxsize
+    return list(grouped(((_parts(f, cut_size, sidecars), f.size) for f in files), part_size))
 
 
 def _parts(file: Listed, part_size: int, sidecars: Mapping[str, str]) -> list[Part]:

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from ...errors import FormatError
 from ...row_groups import row_group_starts
 from .. import options as opt
+from .csv_records import Quoting, first_record, whole_records
 from .encrypted_files import OpenPart
-from .lines import CHUNK_SIZE, SAMPLE_SIZE, line_start, whole_lines, with_line_feeds
+from .lines import CHUNK_SIZE, SAMPLE_SIZE, whole_lines, with_line_feeds
 
 _BATCH_ROWS = 1 << 16
 _VALUE = "value"
@@ -64,9 +65,11 @@ class Text:
 
 
 class Csv:
-    """Comma-separated values, a row to a line, quoted as in RFC 4180. Options are Spark's
-    ``header``, ``sep``, ``quote``, ``escape`` (none by default), ``nullValue`` and ``inferSchema``.
-    If files have headers, each file's own one names its columns."""
+    """Comma-separated values, quoted as in RFC 4180. A quoted value may have line ends, but not
+    where a file is cut into parts: that raises FormatError. Options are Spark's ``header``,
+    ``sep``, ``quote``, ``escape`` (none by default), ``nullValue``, ``inferSchema`` and
+    ``multiLine`` (a file is not cut). If files have headers, each file's own one names its columns.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.header = opt.flag(options, "header")
@@ -75,11 +78,13 @@ class Csv:
         self.escape = options.get("escape", "")
         self.null = options.get("nullvalue", "")
         self.infers = opt.flag(options, "inferschema")
+        self._quoting = Quoting(self.separator, self.quote, self.escape)
 
     def columns(self, whole: OpenPart) -> pa.Schema:
         names, begin = self._names(whole)
         if self.infers:
-            sample = next(whole_lines(whole.reader, begin, whole.end, SAMPLE_SIZE), b"")
+            records = whole_records(whole.reader, begin, whole.end, SAMPLE_SIZE, self._quoting)
+            sample = next(records, b"")
             if sample.strip():
                 fields = self._parse(sample, names, {}).schema
                 return pa.schema([(f.name, _known(f.type)) for f in fields])
@@ -89,22 +94,20 @@ class Csv:
         names, after_header = self._names(part)
         types = {f.name: f.type for f in wanted if f.name in names}
         begin = max(part.begin, after_header)
-        for data in whole_lines(part.reader, begin, max(begin, part.end), CHUNK_SIZE):
+        end = max(begin, part.end)
+        for data in whole_records(part.reader, begin, end, CHUNK_SIZE, self._quoting):
             if data.strip(b"\r\n"):
                 yield from self._parse(data, names, types).to_batches()
 
     def _names(self, part: OpenPart) -> tuple[list[str], int]:
         """Return the names of the columns, and the offset of the rows."""
-        end = line_start(part.reader, 1)
-        # An empty line is neither a row nor a header.
-        while part.reader.pread(0, end).strip(b"\r\n") == b"" and end < part.reader.plaintext_size:
-            end = line_start(part.reader, end + 1)
+        end = first_record(part.reader, self._quoting)
         try:
             line = part.reader.pread(0, end).decode("utf-8-sig").strip("\r\n")
         except UnicodeDecodeError:
             raise FormatError("the first line is not UTF-8: leave 'inner' out") from None
         rows = csv.reader(
-            io.StringIO(line),
+            io.StringIO(line, newline=""),
             delimiter=self.separator,
             quotechar=self.quote or None,
             escapechar=self.escape or None,

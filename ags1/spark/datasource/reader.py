@@ -64,8 +64,10 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
         """Return the tasks. Raises FileNotFoundError, ValueError."""
         part_size = opt.size(self._options, "partsize", PART_SIZE)
         files, sidecars = find_files(self._options)
+        cuts = not (opt.inner(self._options) == "csv" and opt.flag(self._options, "multiline"))
+        parts = plan(files, part_size, sidecars, cuts=cuts)
         # Without any partition Spark would call read(None).
-        return [FilesPartition(p) for p in plan(files, part_size, sidecars)] or [FilesPartition([])]
+        return [FilesPartition(p) for p in parts] or [FilesPartition([])]
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows. Raises as ``open_part``, and FormatError."""

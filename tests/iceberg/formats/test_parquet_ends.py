@@ -23,8 +23,8 @@ from pyarrow.parquet.encryption import create_decryption_properties, create_encr
 
 from ags1 import KeyMetadata
 from ags1.errors import Ags1Error
+from ags1.iceberg.formats import thrift
 from ags1.iceberg.formats.parquet_modules import ParquetSource, chunks, parsing
-from ags1.iceberg.formats.thrift import parse
 
 CASES = int(os.environ.get("AGS1_TEST_FORGED", "2000"))
 KEY, PREFIX, FILE_ID = bytes(range(16)), bytes(range(50, 66)), b"\xf0file id"
@@ -190,7 +190,10 @@ def of_arrow(data: bytes) -> Any:
             if group.num_columns != found.num_columns:
                 return None  # asked for the columns, pyarrow ends the process
             columns = [group.column(i) for i in range(group.num_columns)]
-            told = [(c.data_page_offset, c.total_compressed_size, c.num_values) for c in columns]
+            names = (
+                "data_page_offset dictionary_page_offset total_compressed_size num_values".split()
+            )
+            told = [tuple(getattr(column, name) for name in names) for column in columns]
             groups.append((group.num_rows, told))
         return found.num_rows, groups
     except (OSError, pa.ArrowInvalid, ValueError, OverflowError, UnicodeDecodeError):
@@ -205,8 +208,8 @@ def of_ours(data: bytes) -> Any:
             assert data.endswith(end)
             groups: list[Any] = [(group[3][1], []) for group in footer[4][1][1]]
             for chunk in chunks(footer):
-                meta = chunk.meta
-                groups[chunk.group][1].append((meta[9][1], meta[7][1], meta[5][1]))
+                told = tuple(thrift.value(chunk.meta, number) for number in (9, 11, 7, 5))
+                groups[chunk.group][1].append(told)
             return footer[3][1], groups
     except Ags1Error:
         return None
@@ -217,17 +220,20 @@ def base() -> tuple[bytes, Tree, Tree]:
     out = io.BytesIO()
     properties = create_encryption_properties(KEY, aad_prefix=PREFIX, store_aad_prefix=False)
     rows = pa.table({"a": [1, 2, 3, 4], "b": ["x", None, "y", "z"]})
-    pq.write_table(rows, out, encryption_properties=properties, row_group_size=2)
+    plain: dict[str, Any] = {"write_statistics": False, "store_schema": False}
+    pq.write_table(rows, out, encryption_properties=properties, row_group_size=3, **plain)
     data = out.getvalue()
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    crypto, size = parse(data[start:-8])
+    crypto, size = thrift.parse(data[start:-8])
     file_id = crypto[1][1][1][1][2][1]
     module = data[start + size + 4 : -8]
-    footer, _ = parse(AESGCM(KEY).decrypt(module[:12], module[12:], PREFIX + file_id + b"\0"))
+    footer, _ = thrift.parse(
+        AESGCM(KEY).decrypt(module[:12], module[12:], PREFIX + file_id + b"\0")
+    )
     crypto[1][1][1][1][2] = BINARY, FILE_ID
     for group in footer[4][1][1]:
         for chunk in group[1][1][1]:
-            del chunk[3][1][16]  # a wrong histogram of sizes makes pyarrow end the process
+            chunk[3][1].pop(16, None)  # a wrong histogram of sizes makes pyarrow end the process
     return data[:start], tree(STRUCT, crypto), tree(STRUCT, footer)
 
 
@@ -235,6 +241,34 @@ def canonical(file_id: bytes) -> bytes:
     """Return all that is accepted before a footer: AES_GCM_V1, an id of 8 bytes, a prefix that the
     reader has to know."""
     return b"\x1c\x1c\x28\x08" + file_id + b"\x11\0\0\0"
+
+
+def a_file(head: bytes, texts: list[bytes], file_id: bytes) -> bytes:
+    end = texts[0] + sealed(texts[1], PREFIX + file_id + b"\0")
+    return head + end + struct.pack("<I", len(end)) + b"PARE"
+
+
+@pytest.mark.parametrize(
+    "crypto",
+    [
+        None,
+        [8, STRUCT, []],
+        [8, STRUCT, [[2, STRUCT, [[1, LIST, [BINARY, BINARY, [b"a"]]]]]]],
+        [8, STRUCT, [[1, STRUCT, []], [2, STRUCT, []]]],
+        [8, STRUCT, [[1, STRUCT, [[1, BINARY, b""]]]]],
+        [8, STRUCT, [[3, STRUCT, []]]],
+    ],
+)
+def test_each_column_is_encrypted_under_the_key_of_the_footer(crypto: Tree | None) -> None:
+    head, *trees = base()
+    texts = [Printer(random.Random(), 0).struct(fields) for fields in trees]
+    assert of_ours(a_file(head, texts, FILE_ID)) is not None
+    groups = next(content for number, _, content in trees[1] if number == 4)
+    chunk = groups[2][-1][0][2][2][-1]  # the last column of the last group
+    assert [number for number, *_ in chunk] == [2, 3, 8]
+    chunk[2:] = [] if crypto is None else [crypto]
+    texts[1] = Printer(random.Random(), 0).struct(trees[1])
+    assert of_ours(a_file(head, texts, FILE_ID)) is None
 
 
 @pytest.mark.parametrize("mutated", ["crypto metadata", "footer"])
@@ -246,7 +280,7 @@ def test_nothing_is_read_otherwise_than_arrow_reads_it(mutated: str) -> None:
     seen: Counter[tuple[bool, bool]] = Counter()
     genuine = [Printer(chance, 0).struct(fields) for fields in trees]
     assert genuine[0] == canonical(FILE_ID)
-    for _ in range(CASES // 2):
+    for _ in range(CASES // 4 * (1 + 2 * (number == 0))):  # nothing authenticates the first
         texts = list(genuine)
         changed = copied(trees[number])
         for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
@@ -256,8 +290,7 @@ def test_nothing_is_read_otherwise_than_arrow_reads_it(mutated: str) -> None:
         # Whichever id a reader takes, the footer is the one that was sealed with it.
         ids = [value for s in structs(changed) for _, kind, value in s if kind == BINARY]
         file_id = chance.choice([FILE_ID, *ids]) if number == 0 else FILE_ID
-        end = texts[0] + sealed(texts[1], PREFIX + file_id + b"\0")
-        data = head + end + struct.pack("<I", len(end)) + b"PARE"
+        data = a_file(head, texts, file_id)
         ours, arrows = of_ours(data), of_arrow(data)
         seen[ours is not None, arrows is not None] += 1
         if ours is not None:

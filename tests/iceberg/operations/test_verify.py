@@ -15,7 +15,9 @@ import os
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ from ags1.iceberg.formats.parquet_fields import AesGcmV1, EncryptionAlgorithm, F
 from ags1.iceberg.formats.parquet_modules import verify_parquet
 from ags1.iceberg.formats.thrift import BINARY, parse, print_struct
 from ags1.iceberg.operations.verify import TableVerification, verify_table
+from ags1.iceberg.operations.verify.checks import CheckThreads
 from ags1.iceberg.operations.verify.findings import MAX_FINDINGS, SEVERITIES, Findings, Severity
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -942,3 +945,62 @@ def test_no_error_of_a_file_io_is_taken_for_a_file_that_verified(made: Made) -> 
 def test_kms_configuration_errors_are_raised() -> None:
     with pytest.raises(KmsConfigurationError):
         open_fixture("stats", kms=None)
+
+
+# -- beside other writers
+
+
+def expire(table: EncryptedTable) -> None:
+    older = [snapshot.snapshot_id for snapshot in table.snapshots()[:-1]]
+    table.expire_snapshots(snapshot_ids=older, prune_keys=True)
+
+
+def replace_all(table: EncryptedTable) -> None:
+    table.overwrite(pa.table({"id": [7]}))
+    expire(table)
+
+
+@pytest.mark.parametrize("place", ["lists", "files"])
+@pytest.mark.parametrize("change", [expire, replace_all, lambda t: t.append(pa.table({"id": [7]}))])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_others_change_meanwhile_is_no_damage(
+    catalog: Any, place: str, change: Callable[[EncryptedTable], None], is_damaged: bool
+) -> None:
+    """What others have expired is not missing, and what they have added is no orphan. A file that
+    the newest version needs is missing all the same."""
+    schema = pa.schema([("id", pa.int64())])
+    table = catalog.create_table("db.t", schema, properties={"encryption.key-id": "keyA"})
+    for number in range(3):
+        table.append(pa.table({"id": [number]}))
+    table.delete("id = 0")  # the file goes
+    before = table.metadata_location
+    other = catalog.load_table("db.t")
+    changes = iter([change])
+
+    def change_once() -> None:
+        for work in changes:
+            work(other)
+            if is_damaged:
+                [*_, path] = other.inspect.files()["file_path"].to_pylist()
+                Path(path.removeprefix("file://")).unlink()
+
+    class Later(CheckThreads):
+        def run(self, *arguments: Any) -> Any:
+            if place == "files":
+                change_once()
+            return super().run(*arguments)
+
+    def clock_ms() -> int:
+        if place == "lists":
+            change_once()
+        return time.time_ns() // 1_000_000
+
+    with ThreadPoolExecutor(2) as pool:
+        result = verify_table(table, clock_ms=clock_ms, executor=Later(pool, 2, 2))
+    missing = dict(result.finding_counts)
+    missing.pop("orphans-not-searched", None)
+    expected = {"missing-file": 1} if is_damaged else {}
+    assert missing == expected
+    assert table.metadata_location == before
+    newest = other.metadata_location if change is replace_all else before
+    assert result.metadata_location == newest

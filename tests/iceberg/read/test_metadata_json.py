@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from foreign_files import paths
 from iceberg_tables import memory_kms
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType
@@ -114,15 +115,6 @@ def test_gzip_may_have_several_members(
         path.write_bytes(wrong)
         with pytest.raises(MetadataIntegrityError, match="not JSON"):
             open_table(str(path), memory_kms())
-
-
-def paths(part: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each field, in lists that of the last element."""
-    inside = list(part.items() if isinstance(part, dict) else enumerate(part))
-    for name, value in inside if isinstance(part, dict) else inside[-1:]:
-        yield (*above, name)
-        if isinstance(value, dict | list):
-            yield from paths(value, (*above, name))
 
 
 def refusal(location: Path) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from iceberg_tables import (
     JAVA_LOCATION,
+    KMS_PROPERTIES,
     TABLES,
     by_id,
     copied,
@@ -29,13 +32,14 @@ from table_maker import TableMaker
 
 import ags1
 from ags1 import (
+    Ags1Error,
     KeyMetadata,
     KeyMetadataError,
     MissingFileLengthError,
     NotEncryptedError,
     TruncatedError,
 )
-from ags1.iceberg import TableFiles, open_table
+from ags1.iceberg import TableFiles, open_table, verify_table
 from ags1.keys.manager import EncryptionManager
 from ags1.kms import KmsClient, from_properties
 
@@ -278,3 +282,51 @@ def _passphrase(folder: Path) -> Path:
     path.write_text("correct horse battery staple")
     path.chmod(0o600)
     return path
+
+
+@pytest.mark.slow_variants(r"avro-.*")
+@pytest.mark.parametrize("kind", FILE_IO)
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_errors_about_a_moved_table_name_both_locations(
+    catalog: Any, tmp_path: Path, kind: str, file_format: str
+) -> None:
+    """Otherwise somebody could mend the file at the former location."""
+    rows = pa.table({"id": range(1000)})
+    named = {"encryption.key-id": "keyA", "write.format.default": file_format}
+    table = catalog.create_table("db.t", rows.schema, properties=named)
+    table.append(rows)
+    table.delete("id = 5")
+    moved = tmp_path / "moved"
+    shutil.copytree(table.location().removeprefix("file://"), moved)
+
+    def messages() -> Iterator[str]:
+        copy = open_table(str(moved), KMS_PROPERTIES, properties={"py-io-impl": FILE_IO[kind]})
+        works: list[Callable[[], object]] = [
+            lambda: copy.scan().to_arrow(),
+            lambda: copy.scan("id > 3").count(),
+            lambda: copy.scan().to_arrow_batch_reader().read_all(),
+            lambda: copy.inspect.entries(),
+        ]
+        for work in works:
+            try:
+                work()
+            except (Ags1Error, OSError) as error:
+                yield str(error)
+        for finding in verify_table(copy).findings:
+            if finding.severity == "error":
+                yield f"{finding.file}: {finding.message}"
+
+    for path in sorted(moved.rglob("*.[apv]*")):  # all but metadata.json
+        whole = path.read_bytes()
+        changed = bytearray(whole)
+        changed[len(whole) // 2] ^= 1
+        for damaged in (None, whole[:-7], changed):
+            path.unlink(missing_ok=True)
+            if damaged is not None:
+                path.write_bytes(damaged)
+            told = list(messages())
+            assert told  # at least by the verification
+            for message in told:
+                assert f"{table.location()}/{path.relative_to(moved)}" in message
+                assert str(path) in message
+        path.write_bytes(whole)

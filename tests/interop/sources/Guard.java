@@ -1,9 +1,12 @@
 package ags1.iceberg;
 
 import java.io.IOException;
+import java.util.ArrayList;
 import java.util.HexFormat;
+import java.util.List;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.iceberg.hadoop.HadoopFileIO;
+import org.apache.iceberg.inmemory.InMemoryFileIO;
 import org.apache.iceberg.inmemory.InMemoryInputFile;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.IOUtil;
@@ -11,6 +14,8 @@ import org.apache.iceberg.io.InputFile;
 import org.apache.iceberg.io.PositionOutputStream;
 import org.apache.iceberg.io.RangeReadable;
 import org.apache.iceberg.io.SeekableInputStream;
+import org.apache.iceberg.io.SupportsBulkOperations;
+import org.apache.iceberg.io.SupportsPrefixOperations;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.JsonNode;
 
 /** The files that our plug-in reads and writes in an encrypted table. */
@@ -29,14 +34,12 @@ final class Guard {
    * its end, by the stream or by ranges.
    */
   static Object readReplaced(JsonNode arguments) throws IOException {
-    byte[] before = HexFormat.of().parseHex(arguments.get("before").asText());
     byte[] after = HexFormat.of().parseHex(arguments.get("after").asText());
     boolean ranges = arguments.get("ranges").asBoolean();
+    Stored stored = new Stored(HexFormat.of().parseHex(arguments.get("before").asText()));
     InputFile file = new InMemoryInputFile(after) {
       @Override public SeekableInputStream newStream() {
-        SeekableInputStream first = new InMemoryInputFile(before).newStream();
-        SeekableInputStream then = super.newStream();
-        return ranges ? new ReplacedRanges(first, then, after) : new Replaced(first, then);
+        return ranges ? new StoredRanges(stored) : new StoredStream(stored);
       }
     };
     FileIO io = new HadoopFileIO(new Configuration()) {
@@ -47,7 +50,8 @@ final class Guard {
     boolean atEnd = arguments.get("at-end").asBoolean();
     long position = atEnd ? after.length - bytes.length : 0;
     try (SeekableInputStream stream =
-        GuardedFileIO.around(io, required).newInputFile("memory").newStream()) {
+        GuardedFileIO.around(io, required, null).newInputFile("memory").newStream()) {
+      stored.bytes = after;
       if (!ranges) {
         stream.seek(position);
         IOUtil.readFully(stream, bytes, 0, bytes.length);
@@ -60,43 +64,61 @@ final class Guard {
     return HexFormat.of().formatHex(bytes);
   }
 
-  private static class Replaced extends SeekableInputStream {
-    private SeekableInputStream now;
-    private final SeekableInputStream then;
+  private static final class Stored {
+    private byte[] bytes;
 
-    private Replaced(SeekableInputStream first, SeekableInputStream then) {
-      this.now = first;
-      this.then = then;
-    }
+    private Stored(byte[] bytes) { this.bytes = bytes; }
+  }
 
-    @Override public long getPos() throws IOException { return now.getPos(); }
-    @Override public int read() throws IOException { return now.read(); }
+  private static class StoredStream extends SeekableInputStream {
+    private final Stored stored;
+    private long position = 0;
+
+    private StoredStream(Stored stored) { this.stored = stored; }
+
+    @Override public long getPos() { return position; }
+    @Override public void seek(long to) { position = to; }
 
     @Override
-    public void seek(long position) throws IOException {
-      now = then;
-      now.seek(position);
+    public int read() {
+      return position < stored.bytes.length ? stored.bytes[(int) position++] & 0xff : -1;
     }
   }
 
-  private static final class ReplacedRanges extends Replaced implements RangeReadable {
-    private final byte[] bytes;
+  private static final class StoredRanges extends StoredStream implements RangeReadable {
+    private final Stored stored;
 
-    private ReplacedRanges(SeekableInputStream first, SeekableInputStream then, byte[] bytes) {
-      super(first, then);
-      this.bytes = bytes;
+    private StoredRanges(Stored stored) {
+      super(stored);
+      this.stored = stored;
     }
 
     @Override
     public void readFully(long position, byte[] into, int offset, int size) {
-      System.arraycopy(bytes, (int) position, into, offset, size);
+      System.arraycopy(stored.bytes, (int) position, into, offset, size);
     }
 
     @Override
     public int readTail(byte[] into, int offset, int size) {
-      readFully(bytes.length - size, into, offset, size);
+      readFully(stored.bytes.length - size, into, offset, size);
       return size;
     }
+  }
+
+  /** Says whether files are listed, and deleted at once, through the guard over a storage that can. */
+  static Object abilities(JsonNode arguments) {
+    FileIO plain = new InMemoryFileIO();
+    List<Boolean> able = new ArrayList<>();
+    for (FileIO io : List.of(new HadoopFileIO(new Configuration()), plain)) {
+      FileIO guarded = GuardedFileIO.around(io, false, null);
+      able.add(guarded instanceof SupportsPrefixOperations);
+      able.add(guarded instanceof SupportsBulkOperations);
+    }
+    List<String> paths = new ArrayList<>();
+    arguments.get("paths").forEach(path -> paths.add(path.asText()));
+    FileIO guarded = GuardedFileIO.around(new HadoopFileIO(new Configuration()), false, null);
+    ((SupportsBulkOperations) guarded).deleteFiles(paths);
+    return able;
   }
 
   /** Writes pieces of a size. */
@@ -114,6 +136,7 @@ final class Guard {
 
   private static FileIO io(JsonNode arguments) {
     boolean required = arguments.has("required") && arguments.get("required").asBoolean();
-    return GuardedFileIO.around(new HadoopFileIO(new Configuration()), required);
+    String why = arguments.path("why").asText(null);
+    return GuardedFileIO.around(new HadoopFileIO(new Configuration()), required, why);
   }
 }

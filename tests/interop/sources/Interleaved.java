@@ -21,14 +21,16 @@ import org.apache.iceberg.Table;
 import org.apache.iceberg.catalog.Namespace;
 import org.apache.iceberg.catalog.TableIdentifier;
 import org.apache.iceberg.hadoop.HadoopFileIO;
+import org.apache.iceberg.io.InputFile;
 import org.apache.iceberg.io.OutputFile;
+import org.apache.iceberg.io.PositionOutputStream;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.JsonNode;
 import org.apache.iceberg.types.Types;
 
 /**
  * Stops a commit at a step, where another client commits and then another thread reads the table
- * again through the same object. The steps are {@code list}, {@code metadata} (the commit creates
- * that file) and {@code transaction} (it begins one, after Iceberg's checks and before the UPDATE).
+ * again through the same object. The steps are {@code list} and {@code metadata}, when the commit
+ * creates these files, and {@code transaction}, after Iceberg's checks and before the UPDATE.
  */
 public final class Interleaved extends HadoopFileIO {
   private static final String PREFIX = "jdbc:stopped:";
@@ -105,8 +107,28 @@ public final class Interleaved extends HadoopFileIO {
 
   @Override
   public OutputFile newOutputFile(String path) {
-    reached(path.endsWith(".metadata.json") ? "metadata" : path.contains("/snap-") ? "list" : "");
-    return super.newOutputFile(path);
+    OutputFile file = super.newOutputFile(path);
+    if (path.endsWith(".metadata.json")) {
+      reached("metadata");
+    }
+    return path.contains("/snap-") ? new ManifestList(file) : file;
+  }
+
+  private record ManifestList(OutputFile file) implements OutputFile {
+    @Override public String location() { return file.location(); }
+    @Override public InputFile toInputFile() { return file.toInputFile(); }
+
+    @Override
+    public PositionOutputStream create() {
+      reached("list");
+      return file.create();
+    }
+
+    @Override
+    public PositionOutputStream createOrOverwrite() {
+      reached("list");
+      return file.createOrOverwrite();
+    }
   }
 
   /** Opens {@code jdbc:stopped:X} as {@code jdbc:X}, with connections that say what they do. */

@@ -2,8 +2,14 @@ package ags1.iceberg;
 
 import ags1.iceberg.kms.KmsClients;
 import ags1.iceberg.kms.KmsException;
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.ByteBuffer;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.HashMap;
+import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
@@ -16,7 +22,10 @@ import org.apache.iceberg.TableMetadataParser;
 import org.apache.iceberg.UpdateProperties;
 import org.apache.iceberg.catalog.Namespace;
 import org.apache.iceberg.catalog.TableIdentifier;
+import org.apache.iceberg.encryption.EncryptingFileIO;
+import org.apache.iceberg.encryption.NativeEncryptionInputFile;
 import org.apache.iceberg.exceptions.ValidationException;
+import org.apache.iceberg.io.InputFile;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.JsonNode;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper;
 import org.apache.iceberg.types.Types;
@@ -31,6 +40,7 @@ final class Rules {
   private static final Namespace NAMESPACE = Namespace.of("db");
   private static final ObjectMapper JSON = new ObjectMapper();
   private static EncryptedJdbcCatalog catalog;
+  private static EncryptingFileIO files;
 
   private Rules() {}
 
@@ -42,10 +52,15 @@ final class Rules {
         case "new_table" -> newTable(given, arguments.get("folder").asText());
         case "set_properties" -> setProperties(given, arguments.get("folder").asText());
         case "key_timestamps" -> keyTimestamp(given.asText());
+        case "encrypted_parquet" -> encryptedParquet(given, arguments.get("folder").asText());
+        case "table_metadata" -> tableMetadata(given.asText());
         case "vault_urls" -> vaultUrl(given.asText());
         default -> throw new AssertionError("a rule without a runner");
       };
-    } catch (ValidationException | IllegalArgumentException | KmsException refused) {
+    } catch (ValidationException
+        | IllegalArgumentException
+        | UncheckedIOException
+        | KmsException refused) {
       return "refused";
     }
   }
@@ -79,9 +94,34 @@ final class Rules {
     return "opened";
   }
 
+  private static String tableMetadata(String text) {
+    String keyId = new CatalogRules(KMS).keyId(TableMetadataParser.fromJson(text));
+    return keyId == null ? "plaintext" : "encrypted";
+  }
+
   private static String vaultUrl(String url) {
     KmsClients.of(
         Map.of("encryption.kms-type", "vault", "kms.vault.url", url, "kms.vault.token", "t"));
+    return "accepted";
+  }
+
+  private static String encryptedParquet(JsonNode given, String folder)
+      throws IOException {
+    String footer = "1c000000" + "00".repeat(28);
+    String hex = given.get("crypto_metadata").asText() + footer + given.path("behind").asText();
+    byte[] end = HexFormat.of().parseHex(hex);
+    ByteArrayOutputStream file = new ByteArrayOutputStream();
+    file.writeBytes(given.path("head").asText("PARE").getBytes());
+    file.writeBytes(end);
+    file.writeBytes(new byte[] {(byte) end.length, 0, 0, 0});
+    file.writeBytes(given.path("end").asText("PARE").getBytes());
+    Path path = Files.write(Path.of(folder, "file.parquet"), file.toByteArray());
+    if (files == null) {
+      files = (EncryptingFileIO) created(Map.of("encryption.key-id", "default"), folder).io();
+    }
+    ByteBuffer key = files.newEncryptingOutputFile("file:" + path).keyMetadata().buffer();
+    InputFile opened = files.newDecryptingInputFile("file:" + path, key);
+    ((NativeEncryptionInputFile) opened).encryptedInputFile().newStream().close();
     return "accepted";
   }
 

@@ -181,7 +181,8 @@ class ManifestChecks:
         yield from self._deleted_rows()
 
     def _walk(self) -> None:
-        table, findings, meter = self._table, Findings(), ByteMeter()
+        table, meter = self._table, ByteMeter()
+        findings = Findings(table.files.location_map)
         index = FileIndex(table.files, table.metadata.location, findings)
         with CancellingPool(_THREADS, "ags1-doctor", meter.stop) as pool:
             report = ProgressReport(None, meter, None)

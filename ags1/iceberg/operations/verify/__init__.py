@@ -21,7 +21,8 @@ For example, snapshot 1 has manifest A with data file x. Snapshot 2 has A, and B
 vector for x. The walk opens two manifest lists, then A and B once each, and yields two checks: one
 of x, one of the Puffin file. If B gave x another key than A, the finding would be ``two-keys``.
 
-A damaged file is a finding (``findings``), and the verification goes on. It writes nothing.
+A damaged file is a finding (``findings``), and the verification goes on. It writes nothing. Before
+a file is said to be missing, or an orphan, the newest version is looked at (``newest``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
@@ -40,8 +42,9 @@ from ...storage.byte_meter import ByteMeter
 from ...write.executors import CancellingPool
 from .checks import Check, CheckExecutor, CheckThreads
 from .file_index import FileIndex
-from .findings import Findings, TableVerification
+from .findings import TableVerification
 from .metadata_checks import check_metadata
+from .newest import DoubtfulFindings
 from .progress import EstimatedProgress, ProgressReport
 from .unreferenced import unreferenced_files
 from .walk import ReadAhead, TableWalk
@@ -74,6 +77,10 @@ def verify_table(
     encrypted, KmsUnavailableError, KmsAccessDeniedError and KmsConfigurationError: without the KMS,
     nothing can be verified.
 
+    If others have committed meanwhile, a file that is missing is not reported if the newest version
+    does not need it, nor an orphan that it has. If the current snapshot has expired meanwhile, the
+    newest version is verified instead.
+
     The number of rows in Avro files is not checked, and statistics are not compared with the data.
     Plaintext statistics are only reported. No key of the table protects
     metadata.json. So the list of snapshots, the schemas (names, field IDs, defaults) and the
@@ -82,52 +89,73 @@ def verify_table(
     ``metadata-not-pinned``.
     """
     _check_arguments(table, threads)
-    started = time.perf_counter()
-    cpus = threads or usable_cpus()
-    if threads is None:
-        threads = cpus if _is_local(table) else max(cpus, _REMOTE_THREADS)
-    findings, meter = Findings(), ByteMeter()
-    report = ProgressReport(progress, meter, estimated_size(table))
-    index = FileIndex(table.files, table.metadata.location, findings)
-    verified_size = 0
-    with CancellingPool(threads, "ags1-verify", meter.stop) as pool:
-        walk = TableWalk(
-            table,
-            index,
-            findings,
-            ReadAhead(pool, threads, report.tick),
-            report,
-            require_encrypted=require_encrypted or table.files.require_encrypted,
+    run = _Run(threads, progress, require_encrypted, list_folders, clock_ms, executor)
+    result, newest = run.verify(table)
+    return result if newest is None else run.verify(newest)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The arguments of ``verify_table``."""
+
+    threads: int | None
+    progress: EstimatedProgress | None
+    require_encrypted: bool
+    list_folders: bool
+    clock_ms: Clock
+    executor: CheckExecutor | None
+
+    def verify(self, table: TableSession) -> tuple[TableVerification, TableSession | None]:
+        """Verify one version of a table. If its current snapshot has expired meanwhile, also return
+        the table at its newest version."""
+        started = time.perf_counter()
+        cpus = threads = self.threads or usable_cpus()
+        if self.threads is None and not _is_local(table):
+            threads = max(cpus, _REMOTE_THREADS)
+        findings, meter = DoubtfulFindings(table.files.location_map), ByteMeter()
+        report = ProgressReport(self.progress, meter, estimated_size(table))
+        index = FileIndex(table.files, table.metadata.location, findings)
+        verified_size = 0
+        with CancellingPool(threads, "ags1-verify", meter.stop) as pool:
+            walk = TableWalk(
+                table,
+                index,
+                findings,
+                ReadAhead(pool, threads, report.tick),
+                report,
+                require_encrypted=self.require_encrypted or table.files.require_encrypted,
+            )
+            check_metadata(table, findings, self.clock_ms)
+            walk.read_manifest_lists()
+
+            def checks() -> Iterator[Check]:
+                yield from walk.checks()
+                if self.list_folders:
+                    yield from unreferenced_files(table, index, findings, walk.is_complete)
+
+            executor = self.executor or CheckThreads(pool, threads, cpus)
+            with closing(executor.run(checks(), table.files, meter, report.tick)) as outcomes:
+                for outcome in outcomes:
+                    verified_size += outcome.size
+                    for finding in outcome.findings:
+                        findings.append(finding)
+        newest = findings.settle(table)
+        report.finish()
+        exposed, exposed_current = index.count_exposed()
+        result = TableVerification(
+            metadata_location=table.metadata_location,
+            table_uuid=str(table.metadata.table_uuid),
+            key_id=table.key_id,
+            snapshots=len(table.metadata.snapshots),
+            **walk.counts,
+            exposed_files=exposed,
+            exposed_current_files=exposed_current,
+            verified_size=walk.verified_size + verified_size,
+            seconds=time.perf_counter() - started,
+            findings=findings.sorted(),
+            finding_counts=dict(findings.counts),
         )
-        check_metadata(table, findings, clock_ms)
-        walk.read_manifest_lists()
-
-        def checks() -> Iterator[Check]:
-            yield from walk.checks()
-            if list_folders:
-                yield from unreferenced_files(table, index, findings, walk.is_complete)
-
-        executor = executor or CheckThreads(pool, threads, cpus)
-        with closing(executor.run(checks(), table.files, meter, report.tick)) as outcomes:
-            for outcome in outcomes:
-                verified_size += outcome.size
-                for finding in outcome.findings:
-                    findings.append(finding)
-    report.finish()
-    exposed, exposed_current = index.count_exposed()
-    return TableVerification(
-        metadata_location=table.metadata_location,
-        table_uuid=str(table.metadata.table_uuid),
-        key_id=table.key_id,
-        snapshots=len(table.metadata.snapshots),
-        **walk.counts,
-        exposed_files=exposed,
-        exposed_current_files=exposed_current,
-        verified_size=walk.verified_size + verified_size,
-        seconds=time.perf_counter() - started,
-        findings=findings.sorted(),
-        finding_counts=dict(findings.counts),
-    )
+        return result, newest
 
 
 def estimated_size(table: TableSession) -> int | None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any
+
+from pyiceberg.typedef import EMPTY_DICT
 
 from ....errors import (
     Ags1Error,
@@ -24,6 +26,7 @@ from ....errors import (
     TruncatedError,
 )
 from ...read.shown import Shown
+from ...storage.locations import mapped_location
 
 
 class Severity(str, Enum):
@@ -158,9 +161,11 @@ class TableVerification(ShownResult):
 
 
 class Findings:
-    """Collects findings, for use by one thread."""
+    """Collects findings, for use by one thread. In a table that was moved or copied, they say where
+    the file is now, by ``location_map``."""
 
-    def __init__(self) -> None:
+    def __init__(self, location_map: Mapping[str, str] = EMPTY_DICT) -> None:
+        self._location_map = location_map
         self.counts: Counter[str] = Counter()
         self._findings: list[Finding] = []
 
@@ -172,6 +177,11 @@ class Findings:
 
     def append(self, finding: Finding) -> None:
         """Count a finding, and add it unless there are too many of its kind."""
+        file = finding.file or ""
+        stored = mapped_location(file, self._location_map)
+        if stored != file and stored not in finding.message:
+            message = f"{finding.message} (the file is {stored} now)"
+            finding = replace(finding, message=message)
         self.counts[finding.kind] += 1
         if self.counts[finding.kind] <= MAX_FINDINGS:
             self._findings.append(finding)

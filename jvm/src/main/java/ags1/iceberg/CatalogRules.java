@@ -86,7 +86,8 @@ public final class CatalogRules {
           "the table %s is not encrypted: it has no property '%s', and the catalog's '%s' is set",
           metadata.location(), KEY_ID, REQUIRE_ENCRYPTED);
       refuseIf(
-          !metadata.encryptionKeys().isEmpty(),
+          !metadata.encryptionKeys().isEmpty()
+              || metadata.snapshots().stream().anyMatch(snapshot -> snapshot.keyId() != null),
           "the table %s has encryption keys, but no property '%s': somebody removed it",
           metadata.location(), KEY_ID);
       return null;
@@ -107,7 +108,12 @@ public final class CatalogRules {
         List.of(metadata.location().split("/")).contains(".."),
         "the metadata names %s as the table's folder, and '..' may lead out of it",
         metadata.location());
+    Set<String> keyIds = new HashSet<>();
     for (EncryptedKey key : metadata.encryptionKeys()) {
+      refuseIf(
+          !keyIds.add(key.keyId()),
+          "two keys of the table %s have the ID %s: somebody changed the metadata",
+          metadata.location(), key.keyId());
       String timestamp = key.properties() == null ? null : key.properties().get("KEY_TIMESTAMP");
       refuseIf(
           timestamp != null && !timestamp.matches(TIMESTAMP),
@@ -147,9 +153,22 @@ public final class CatalogRules {
               isLikeEncryption(name) && !OF_ENCRYPTION.contains(name),
               "the table property '%s' does not exist: use %s", name, OF_ENCRYPTION);
           refuseIf(
-              isEncrypted && !value.matches(ALLOWED.getOrDefault(name, "(?s).*")),
+              isEncrypted && !isAllowed(name, value),
               "the property '%s' of an encrypted table is not '%s'", name, value);
         });
+  }
+
+  /** Returns why no file may be written into an encrypted table, if it is so; otherwise null. */
+  static String whyUnwritable(TableMetadata metadata) {
+    return metadata.properties().entrySet().stream()
+        .filter(each -> !isAllowed(each.getKey(), each.getValue()))
+        .map(each -> String.format("the property '%s' is '%s': change it", each.getKey(), each.getValue()))
+        .findFirst()
+        .orElse(null);
+  }
+
+  private static boolean isAllowed(String name, String value) {
+    return value.matches(ALLOWED.getOrDefault(name, "(?s).*"));
   }
 
   /** Checks that the key of a table works which is about to be created. */

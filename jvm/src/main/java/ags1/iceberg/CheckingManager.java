@@ -4,12 +4,14 @@ import static ags1.iceberg.CatalogRules.refuseIf;
 
 import java.util.List;
 import java.util.stream.Stream;
+import org.apache.iceberg.encryption.EncryptedFiles;
 import org.apache.iceberg.encryption.EncryptedInputFile;
 import org.apache.iceberg.encryption.EncryptedKey;
 import org.apache.iceberg.encryption.KeyManagementClient;
 import org.apache.iceberg.encryption.NativeEncryptionInputFile;
 import org.apache.iceberg.encryption.NativeEncryptionKeyMetadata;
 import org.apache.iceberg.encryption.StandardEncryptionManager;
+import org.apache.iceberg.io.InputFile;
 
 /**
  * Iceberg's encryption manager, which compares the length of a file with its key metadata.
@@ -48,17 +50,24 @@ class CheckingManager extends StandardEncryptionManager {
 
   @Override
   public NativeEncryptionInputFile decrypt(EncryptedInputFile file) {
-    NativeEncryptionInputFile decrypted = super.decrypt(file);
-    if (decrypted != file && file.keyMetadata() != null && file.keyMetadata().buffer() != null) {
-      // The length of a manifest list is that of the stored file, of others the recorded one, which
-      // the guard below compares with the stored file.
-      Long length = decrypted.keyMetadata().fileLength();
-      refuseIf(
-          length != null && length != file.encryptedInputFile().getLength(),
-          "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
-          decrypted.location(), file.encryptedInputFile().getLength(), length);
+    if (file instanceof NativeEncryptionInputFile || !hasKey(file)) {
+      return super.decrypt(file);
     }
+    InputFile stored = GuardedFileIO.withKey(file.encryptedInputFile());
+    NativeEncryptionInputFile decrypted =
+        super.decrypt(EncryptedFiles.encryptedInput(stored, file.keyMetadata()));
+    // The length of a manifest list is that of the stored file, of others the recorded one, which
+    // the guard below compares with the stored file.
+    Long length = decrypted.keyMetadata().fileLength();
+    refuseIf(
+        length != null && length != stored.getLength(),
+        "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
+        decrypted.location(), stored.getLength(), length);
     return decrypted;
+  }
+
+  private static boolean hasKey(EncryptedInputFile file) {
+    return file.keyMetadata() != null && file.keyMetadata().buffer() != null;
   }
 
   /** In Iceberg 1.12, the writer of a manifest list calls a method that 1.11 does not have. */

@@ -12,12 +12,18 @@ import java.util.Set;
 import java.util.function.Function;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
+import java.util.stream.StreamSupport;
+import org.apache.iceberg.BaseTable;
+import org.apache.iceberg.ContentFile;
+import org.apache.iceberg.DataFile;
 import org.apache.iceberg.DeleteFile;
 import org.apache.iceberg.ManifestContent;
 import org.apache.iceberg.ManifestFile;
 import org.apache.iceberg.ManifestFiles;
 import org.apache.iceberg.ManifestReader;
+import org.apache.iceberg.PartitionSpec;
 import org.apache.iceberg.Snapshot;
+import org.apache.iceberg.SnapshotChanges;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
@@ -66,10 +72,10 @@ final class EncryptedOperations extends DelegatingOperations {
     TableMetadata metadata() { return isCommitted ? version : null; }
     boolean isEncrypted() { return manager instanceof CheckingManager; }
 
-    List<EncryptedKey> madeBefore(TableMetadata next) {
-      Set<String> committed =
-          next.encryptionKeys().stream().map(EncryptedKey::keyId).collect(Collectors.toSet());
-      return made.stream().filter(key -> !committed.contains(key.keyId())).toList();
+    List<EncryptedKey> keys() {
+      List<EncryptedKey> keys = new ArrayList<>(made);
+      keys.addAll(version == null ? List.of() : version.encryptionKeys());
+      return keys;
     }
   }
 
@@ -104,7 +110,7 @@ final class EncryptedOperations extends DelegatingOperations {
   public void commit(TableMetadata base, TableMetadata metadata) {
     checkKeyId(base, metadata);
     if (base == null && metadata.snapshots().isEmpty()) {
-      rules.checkNew(metadata);
+      begin(metadata); // the new table may be asked for its files before it is read again
     }
     TableMetadata complete = withKeys(base, metadata);
     synchronized (inner) {
@@ -153,7 +159,7 @@ final class EncryptedOperations extends DelegatingOperations {
 
   private synchronized void update(TableMetadata found) {
     if (found != state.metadata()) {
-      state = found == null ? noTable : stateOf(found, true, state.madeBefore(found));
+      state = found == null ? noTable : stateOf(found, true, beyond(found, state.made()));
     }
   }
 
@@ -190,6 +196,13 @@ final class EncryptedOperations extends DelegatingOperations {
     return encrypted(version, isCommitted, manager(version, made), made);
   }
 
+  /** Returns those of the keys that the metadata does not have. */
+  private static List<EncryptedKey> beyond(TableMetadata metadata, List<EncryptedKey> keys) {
+    Set<String> had =
+        metadata.encryptionKeys().stream().map(EncryptedKey::keyId).collect(Collectors.toSet());
+    return keys.stream().filter(key -> !had.contains(key.keyId())).toList();
+  }
+
   private State unencrypted(TableMetadata version, boolean isCommitted) {
     EncryptionManager none = PlaintextEncryptionManager.instance();
     return new State(version, isCommitted, none, storedFiles, List.of());
@@ -197,7 +210,9 @@ final class EncryptedOperations extends DelegatingOperations {
 
   private State encrypted(
       TableMetadata version, boolean isCommitted, CheckingManager manager, List<EncryptedKey> made) {
-    FileIO guarded = GuardedFileIO.around(storedFiles, rules.requireEncrypted());
+    FileIO guarded =
+        GuardedFileIO.around(
+            storedFiles, rules.requireEncrypted(), CatalogRules.whyUnwritable(version));
     return new State(
         version, isCommitted, manager, EncryptingFileIO.combine(guarded, manager), List.copyOf(made));
   }
@@ -228,7 +243,8 @@ final class EncryptedOperations extends DelegatingOperations {
     if (rules.keyId(metadata) == null || metadata.metadataFileLocation() != null) {
       return metadata;
     }
-    State committing = stateOf(metadata, true, state.madeBefore(metadata));
+    // The base may be older than the state, in which the keys were made.
+    State committing = stateOf(metadata, true, beyond(metadata, state.keys()));
     TableMetadata.Builder builder = TableMetadata.buildFrom(metadata); // adds no key twice
     Map<String, EncryptedKey> keys = EncryptionUtil.encryptionKeys(committing.manager());
     for (Snapshot snapshot : metadata.snapshots()) {
@@ -245,27 +261,47 @@ final class EncryptedOperations extends DelegatingOperations {
             manifest.keyMetadata() == null,
             "the manifest %s of the new snapshot %s is not encrypted",
             manifest.path(), snapshot.snapshotId());
-        if (manifest.content() == ManifestContent.DELETES
-            && manifest.snapshotId() == snapshot.snapshotId()) {
-          checkDeletes(manifest, committing);
+        if (manifest.snapshotId() == snapshot.snapshotId() && hasFileWithoutKey(manifest, committing)) {
+          checkAdded(snapshot, committing);
         }
       }
     }
     return builder.build();
   }
 
-  private static void checkDeletes(ManifestFile manifest, State committing) {
-    try (ManifestReader<DeleteFile> files =
-        ManifestFiles.readDeleteManifest(
-            manifest, committing.io(), committing.version().specsById())) {
-      for (DeleteFile file : files) {
-        refuseIf(
-            file.keyMetadata() == null,
-            "the delete file %s has no key: Iceberg before 1.12 loses the keys of deletion vectors, "
-                + "so use 1.12, or copy-on-write", file.location());
-      }
+  private static boolean hasFileWithoutKey(ManifestFile manifest, State committing) {
+    Map<Integer, PartitionSpec> specs = committing.version().specsById();
+    List<String> columns = List.of("file_path", "key_metadata");
+    try (ManifestReader<? extends ContentFile<?>> files =
+        manifest.content() == ManifestContent.DELETES
+            ? ManifestFiles.readDeleteManifest(manifest, committing.io(), specs).select(columns)
+            : ManifestFiles.read(manifest, committing.io(), specs).select(columns)) {
+      return StreamSupport.stream(files.spliterator(), false)
+          .anyMatch(file -> file.keyMetadata() == null);
     } catch (IOException error) {
       throw new UncheckedIOException(error);
+    }
+  }
+
+  /** Refuses new files without a key. A manifest may also list older ones, which stay in the table. */
+  private void checkAdded(Snapshot snapshot, State committing) {
+    TableOperations operations = new DelegatingOperations(inner) {
+      @Override public TableMetadata current() { return committing.version(); }
+      @Override public FileIO io() { return committing.io(); }
+    };
+    BaseTable table = new BaseTable(operations, committing.version().location());
+    SnapshotChanges changes = SnapshotChanges.builderFor(table).snapshot(snapshot).build();
+    for (DeleteFile file : changes.addedDeleteFiles()) {
+      refuseIf(
+          file.keyMetadata() == null,
+          "the delete file %s has no key: Iceberg before 1.12 loses the keys of deletion vectors, "
+              + "so use 1.12, or copy-on-write", file.location());
+    }
+    for (DataFile file : changes.addedDataFiles()) {
+      refuseIf(
+          file.keyMetadata() == null,
+          "the new data file %s is not encrypted: insert its rows, instead of adding it as it is",
+          file.location());
     }
   }
 }

@@ -13,6 +13,7 @@ import java.util.function.Function;
 import org.apache.iceberg.BaseMetadataTable;
 import org.apache.iceberg.BaseTable;
 import org.apache.iceberg.BaseTransaction;
+import org.apache.iceberg.CatalogProperties;
 import org.apache.iceberg.MetadataTableType;
 import org.apache.iceberg.MetadataTableUtils;
 import org.apache.iceberg.PartitionSpec;
@@ -28,6 +29,7 @@ import org.apache.iceberg.catalog.TableIdentifier;
 import org.apache.iceberg.rest.RESTCatalog;
 import org.apache.iceberg.rest.RESTClient;
 import org.apache.iceberg.rest.RESTSessionCatalog;
+import org.apache.iceberg.util.PropertyUtil;
 
 /**
  * Iceberg's client of the REST protocol. Scans of encrypted tables are planned here and not by the
@@ -96,7 +98,8 @@ public final class EncryptedRestCatalog extends RESTCatalog {
               // In this call the server creates the table, so it is checked before.
               case "create" -> rules.checkNew(
                   TableMetadata.newTableMetadata(
-                      schema, PartitionSpec.unpartitioned(), identifier.toString(), properties));
+                      schema, PartitionSpec.unpartitioned(), identifier.toString(),
+                      withThoseOfCatalog(properties)));
               default -> {}
             }
             try {
@@ -111,6 +114,18 @@ public final class EncryptedRestCatalog extends RESTCatalog {
       Class<?>[] types = {TableBuilder.class};
       return (TableBuilder)
           Proxy.newProxyInstance(TableBuilder.class.getClassLoader(), types, handler);
+    }
+
+    /** Returns the properties that a table will have which is created with those that are given. */
+    private Map<String, String> withThoseOfCatalog(Map<String, String> given) {
+      Map<String, String> all =
+          new HashMap<>(
+              PropertyUtil.propertiesWithPrefix(
+                  properties(), CatalogProperties.TABLE_DEFAULT_PREFIX));
+      all.putAll(given);
+      all.putAll(
+          PropertyUtil.propertiesWithPrefix(properties(), CatalogProperties.TABLE_OVERRIDE_PREFIX));
+      return all;
     }
 
     private Table over(Table table, String name) {

@@ -6,10 +6,13 @@ import static java.nio.charset.StandardCharsets.ISO_8859_1;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.function.IntFunction;
 import org.apache.iceberg.exceptions.ValidationException;
+import org.apache.iceberg.io.DelegateFileIO;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.FileInfo;
 import org.apache.iceberg.io.FileRange;
@@ -26,8 +29,9 @@ import org.apache.iceberg.io.SupportsPrefixOperations;
  *
  * <p>Where key metadata is missing, Iceberg reads and writes a file unencrypted. Here the first
  * bytes decide. A file must be an AES-GCM stream ({@code AGS1}) or encrypted Parquet ({@code
- * PARE}), or a metadata.json by its name too. The format allows unencrypted data files:
- * those in Parquet are read, unless the rules forbid it.
+ * PARE}), or a metadata.json by its name too. The format allows unencrypted data files without a key:
+ * those in Parquet are read, unless the rules forbid it. The end of encrypted Parquet is checked by
+ * {@link EncryptedParquet}.
  *
  * <p>It never changes, so threads and the tasks of executors share it. A stream belongs to one
  * thread, as Iceberg's do.
@@ -37,16 +41,24 @@ class GuardedFileIO implements FileIO {
 
   private final FileIO inner;
   private final boolean readsPlainParquet;
+  private final String whyUnwritable;
 
-  static FileIO around(FileIO io, boolean requireEncrypted) {
-    return io instanceof SupportsPrefixOperations prefixes
-        ? new WithPrefixes(prefixes, !requireEncrypted)
-        : new GuardedFileIO(io, !requireEncrypted);
+  /**
+   * Returns the guard, which can do what Iceberg's encrypting FileIO above it passes on. {@code
+   * whyUnwritable} says why nothing may be written; null if that is not so.
+   */
+  static FileIO around(FileIO io, boolean requireEncrypted, String whyUnwritable) {
+    return io instanceof DelegateFileIO all
+        ? new WithBulkDeletes(all, !requireEncrypted, whyUnwritable)
+        : io instanceof SupportsPrefixOperations prefixes
+            ? new WithPrefixes(prefixes, !requireEncrypted, whyUnwritable)
+            : new GuardedFileIO(io, !requireEncrypted, whyUnwritable);
   }
 
-  private GuardedFileIO(FileIO inner, boolean readsPlainParquet) {
+  private GuardedFileIO(FileIO inner, boolean readsPlainParquet, String whyUnwritable) {
     this.inner = inner;
     this.readsPlainParquet = readsPlainParquet;
+    this.whyUnwritable = whyUnwritable;
   }
 
   @Override
@@ -61,6 +73,7 @@ class GuardedFileIO implements FileIO {
 
   @Override
   public OutputFile newOutputFile(String path) {
+    refuseIf(whyUnwritable != null, "%s is not written: %s", path, whyUnwritable);
     return new GuardedOutput(inner.newOutputFile(path), inner);
   }
 
@@ -68,12 +81,12 @@ class GuardedFileIO implements FileIO {
   @Override public Map<String, String> properties() { return inner.properties(); }
   @Override public void close() { inner.close(); }
 
-  private static final class WithPrefixes extends GuardedFileIO
-      implements SupportsPrefixOperations {
+  private static class WithPrefixes extends GuardedFileIO implements SupportsPrefixOperations {
     private final SupportsPrefixOperations prefixes;
 
-    private WithPrefixes(SupportsPrefixOperations inner, boolean readsPlainParquet) {
-      super(inner, readsPlainParquet);
+    private WithPrefixes(
+        SupportsPrefixOperations inner, boolean readsPlainParquet, String whyUnwritable) {
+      super(inner, readsPlainParquet, whyUnwritable);
       this.prefixes = inner;
     }
 
@@ -81,8 +94,21 @@ class GuardedFileIO implements FileIO {
     @Override public void deletePrefix(String path) { prefixes.deletePrefix(path); }
   }
 
+  private static final class WithBulkDeletes extends WithPrefixes implements DelegateFileIO {
+    private final DelegateFileIO all;
+
+    private WithBulkDeletes(
+        DelegateFileIO inner, boolean readsPlainParquet, String whyUnwritable) {
+      super(inner, readsPlainParquet, whyUnwritable);
+      this.all = inner;
+    }
+
+    @Override public void deleteFiles(Iterable<String> paths) { all.deleteFiles(paths); }
+  }
+
   private static boolean isEncrypted(String first) { return first.matches("AGS1|PARE"); }
 
+  /** A file, which is unencrypted Parquet only if {@code readsPlainParquet} is true. */
   private record GuardedInput(InputFile file, boolean readsPlainParquet) implements InputFile {
     @Override public long getLength() { return file.getLength(); }
     @Override public String location() { return file.location(); }
@@ -101,10 +127,14 @@ class GuardedFileIO implements FileIO {
                 && !(readsPlainParquet && first.equals("PAR1")),
             "%s belongs to an encrypted table, and is not encrypted or is truncated: somebody "
                 + "replaced it, or another program wrote it unencrypted", location());
-        stream.seek(0);
+        long length = getLength();
+        List<Piece> checked = new ArrayList<>(List.of(new Piece(0, Arrays.copyOf(bytes, size))));
+        if (first.equals("PARE")) {
+          checked.addAll(EncryptedParquet.checkedEnd(stream, length, location()));
+        }
         return stream instanceof RangeReadable ranges
-            ? new CheckedRanges(stream, ranges, getLength(), first, location())
-            : new CheckedStream(stream, getLength(), first, location());
+            ? new CheckedRanges(stream, ranges, length, checked, location())
+            : new CheckedStream(stream, length, checked, location());
       } catch (IOException | RuntimeException error) {
         try (stream) {
           throw error;
@@ -115,11 +145,18 @@ class GuardedFileIO implements FileIO {
     }
   }
 
+  /** Returns a file that has a key as one that is not unencrypted Parquet either. */
+  static InputFile withKey(InputFile file) {
+    return file instanceof GuardedInput guarded ? new GuardedInput(guarded.file(), false) : file;
+  }
+
+  /** Bytes of a file, from an offset on. */
+  record Piece(long offset, byte[] bytes) {}
+
   /**
-   * Reports the early end of a file, which Avro would take for the end of the rows, and first bytes
-   * that are not those that were checked: on an object store, a later read is another request, and
-   * somebody may have replaced the file meanwhile. Parquet's readers look at the last bytes alone,
-   * and those of encrypted Parquet are its first ones.
+   * Gives the pieces that were checked from memory: on an object store, a later read is another
+   * request, and somebody may have replaced the file meanwhile. Reports the early end of a file, which
+   * Avro would take for the end of the rows.
    *
    * <p>It is no {@code DelegatingInputStream}: of Hadoop's stream, Parquet would keep the inner one
    * alone. Then Iceberg's finalizer closes it, perhaps while it is read.
@@ -127,19 +164,20 @@ class GuardedFileIO implements FileIO {
   private static class CheckedStream extends SeekableInputStream {
     private final SeekableInputStream inner;
     private final long length;
-    private final String first;
+    private final List<Piece> checked; // in the order of their offsets
     private final String location;
+    private long position = 0;
 
     private CheckedStream(
-        SeekableInputStream inner, long length, String first, String location) {
+        SeekableInputStream inner, long length, List<Piece> checked, String location) {
       this.inner = inner;
       this.length = length;
-      this.first = first;
+      this.checked = checked;
       this.location = location;
     }
 
-    @Override public long getPos() throws IOException { return inner.getPos(); }
-    @Override public void seek(long position) throws IOException { inner.seek(position); }
+    @Override public long getPos() { return position; }
+    @Override public void seek(long to) { position = to; }
     @Override public void close() throws IOException { inner.close(); }
 
     @Override
@@ -150,29 +188,40 @@ class GuardedFileIO implements FileIO {
 
     @Override
     public int read(byte[] bytes, int offset, int size) throws IOException {
-      long position = inner.getPos();
-      int count = inner.read(bytes, offset, size);
-      refuseIf(
-          count < 0 && position < length,
-          "%s is truncated: it has %s of %s bytes", location, position, length);
-      check(position, bytes, offset, count);
+      int count = checked(position, bytes, offset, size);
+      if (count == 0 && size > 0) {
+        if (inner.getPos() != position) {
+          inner.seek(position);
+        }
+        count = inner.read(bytes, offset, unchecked(position, size));
+        refuseIf(
+            count < 0 && position < length,
+            "%s is truncated: it has %s of %s bytes", location, position, length);
+      }
+      position += Math.max(count, 0);
       return count;
     }
 
-    final void check(long position, byte[] bytes, int offset, int count) {
-      for (int i = 0; i < first.length(); i++) {
-        checkByte(i - position, bytes, offset, count, i);
-        if (first.equals("PARE")) {
-          checkByte(length - FIRST + i - position, bytes, offset, count, i);
+    /** Copies what was checked at a position, and returns how much that was. */
+    final int checked(long at, byte[] bytes, int offset, int size) {
+      for (Piece piece : checked) {
+        long from = at - piece.offset();
+        if (from >= 0 && from < piece.bytes().length) {
+          int count = Math.min(size, piece.bytes().length - (int) from);
+          System.arraycopy(piece.bytes(), (int) from, bytes, offset, count);
+          return count;
         }
       }
+      return 0;
     }
 
-    private void checkByte(long at, byte[] bytes, int offset, int count, int i) {
-      refuseIf(
-          at >= 0 && at < count && (bytes[offset + (int) at] & 0xff) != first.charAt(i),
-          "%s does not begin, or end, as it did when it was opened, as %s: somebody replaced it",
-          location, first);
+    /** Returns how many of {@code size} bytes come before the next ones that were checked. */
+    final int unchecked(long at, int size) {
+      return checked.stream()
+          .filter(piece -> piece.offset() > at)
+          .mapToInt(piece -> (int) Math.min(size, piece.offset() - at))
+          .min()
+          .orElse(size);
     }
 
     final long length() { return length; }
@@ -186,22 +235,27 @@ class GuardedFileIO implements FileIO {
         SeekableInputStream inner,
         RangeReadable ranges,
         long length,
-        String first,
+        List<Piece> checked,
         String location) {
-      super(inner, length, first, location);
+      super(inner, length, checked, location);
       this.ranges = ranges;
     }
 
     @Override
     public void readFully(long position, byte[] bytes, int offset, int size) throws IOException {
-      ranges.readFully(position, bytes, offset, size);
-      check(position, bytes, offset, size);
+      for (int done = 0, count; done < size; done += count) {
+        count = checked(position + done, bytes, offset + done, size - done);
+        if (count == 0) {
+          count = unchecked(position + done, size - done);
+          ranges.readFully(position + done, bytes, offset + done, count);
+        }
+      }
     }
 
     @Override
     public int readTail(byte[] bytes, int offset, int size) throws IOException {
-      int count = ranges.readTail(bytes, offset, size);
-      check(length() - count, bytes, offset, count);
+      int count = (int) Math.min(size, length());
+      readFully(length() - count, bytes, offset, count);
       return count;
     }
 

@@ -1,16 +1,19 @@
 package ags1.iceberg.kms;
 
 import static ags1.iceberg.kms.KmsClients.refuseIf;
+import static java.nio.charset.StandardCharsets.ISO_8859_1;
 import static java.nio.charset.StandardCharsets.UTF_8;
 
 import java.nio.ByteBuffer;
 import java.nio.file.Path;
+import java.text.Normalizer;
 import java.util.Arrays;
 import java.util.Base64;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.stream.Stream;
 import org.bouncycastle.crypto.generators.SCrypt;
 import org.json.JSONException;
 import org.json.JSONObject;
@@ -106,7 +109,7 @@ public final class LocalKms extends Kms {
   }
 
   private Map<String, MasterKey> read() {
-    byte[] content = PrivateFile.read(path, MAX_SIZE, "keyring", forbidden);
+    byte[] content = PrivateFile.read(path, MAX_SIZE, "keyring", this::forbiddenTo);
     KmsException.when(
         content == null,
         "there is no keyring %s: kms.local.keyring names one, and ags1 keygen makes one", path);
@@ -114,6 +117,17 @@ public final class LocalKms extends Kms {
       return parsed(unprotected(json(content)));
     } catch (JSONException | ClassCastException | IllegalArgumentException damaged) {
       throw new KmsException("%s is damaged", this); // the cause may quote a key
+    }
+  }
+
+  /** Only a keyring with a passphrase may be open to others: some file systems have no modes. */
+  private int forbiddenTo(byte[] content) {
+    try {
+      return Integer.valueOf(2).equals(json(content).opt("version"))
+          ? PrivateFile.NOTHING
+          : forbidden;
+    } catch (JSONException damaged) {
+      return forbidden;
     }
   }
 
@@ -138,15 +152,36 @@ public final class LocalKms extends Kms {
                 + "\"salt\":\"%s\"},\"version\":2}",
             protection.get("kdf"), protection.get("n"), protection.get("p"), protection.get("r"),
             protection.get("salt"));
-    byte[] key = header.equals(derivedFor) ? derived : derive(protection);
-    byte[] text = opened(key, base64(document.getString("keys")), header.getBytes(UTF_8));
-    KmsException.when(text == null, "the passphrase does not open %s", this);
-    derived = key;
-    derivedFor = header;
-    return json(text);
+    byte[] sealed = base64(document.getString("keys"));
+    List<byte[]> candidates =
+        header.equals(derivedFor) ? List.of(derived) : forms(passphrase());
+    for (byte[] candidate : candidates) {
+      byte[] key = header.equals(derivedFor) ? candidate : derive(protection, candidate);
+      byte[] text = opened(key, sealed, header.getBytes(UTF_8));
+      if (text != null) {
+        derived = key;
+        derivedFor = header;
+        return json(text);
+      }
+    }
+    throw new KmsException("the passphrase does not open %s", this);
   }
 
-  private byte[] derive(JSONObject protection) {
+  /** Returns a passphrase in the forms of Unicode that may have protected a keyring. */
+  private static List<byte[]> forms(byte[] passphrase) {
+    String text = new String(passphrase, UTF_8);
+    if (!Arrays.equals(text.getBytes(UTF_8), passphrase)) {
+      return List.of(passphrase); // not UTF-8
+    }
+    return Stream.of(
+            Normalizer.normalize(text, Normalizer.Form.NFC), text,
+            Normalizer.normalize(text, Normalizer.Form.NFD))
+        .distinct()
+        .map(form -> form.getBytes(UTF_8))
+        .toList();
+  }
+
+  private byte[] derive(JSONObject protection, byte[] passphrase) {
     int n = (Integer) protection.get("n");
     int r = (Integer) protection.get("r");
     int p = (Integer) protection.get("p");
@@ -155,7 +190,7 @@ public final class LocalKms extends Kms {
         !protection.get("kdf").equals("scrypt") || protection.length() != 5 || p > MAX_P
             || (long) n * r > MAX_MEMORY / 128 || salt.length != SALT_SIZE,
         "%s is damaged, or somebody changed it: its scrypt parameters are out of bounds", this);
-    return SCrypt.generate(passphrase(), salt, n, r, p, KEY_SIZE); // refuses what is too small
+    return SCrypt.generate(passphrase, salt, n, r, p, KEY_SIZE); // refuses what is too small
   }
 
   private static Map<String, MasterKey> parsed(JSONObject document) {
@@ -188,9 +223,10 @@ public final class LocalKms extends Kms {
     }
     Path path = PrivateFile.expanded(file);
     byte[] bytes = PrivateFile.read(path, MAX_PASSPHRASE_SIZE, "passphrase file", forbidden);
-    int size = bytes == null ? 0 : bytes.length;
-    size -= size > 0 && bytes[size - 1] == '\n' ? 1 : 0;
-    KmsException.when(size == 0, "the passphrase file %s is empty, or there is none", file);
-    return Arrays.copyOf(bytes, size);
+    // In ISO 8859-1 each byte is a character. First, a byte-order mark in UTF-8.
+    String text = bytes == null ? "" : new String(bytes, ISO_8859_1);
+    text = text.replaceFirst("^\u00ef\u00bb\u00bf", "").replaceFirst("(\r\n|\n|\r)\\z", "");
+    KmsException.when(text.isEmpty(), "the passphrase file %s is empty, or there is none", file);
+    return text.getBytes(ISO_8859_1);
   }
 }

@@ -13,12 +13,15 @@ import java.nio.file.Path;
 import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.function.ToIntFunction;
 
 /** Small private files. One that others may read or write is refused, as ssh refuses keys. */
 public final class PrivateFile {
   static final String CREDENTIAL = "[\\x21-\\x7e]{1,65536}";
   static final int READ_OR_WRITE = 0077;
   static final int WRITE = 0022;
+  static final int NOTHING = 0;
+  static final int ANY_OWNER = -1;
 
   // Linux has a file there for each open one, whose text begins with "pos:" and the position.
   private static final Path DESCRIPTORS = Path.of("/proc/self/fdinfo");
@@ -27,12 +30,18 @@ public final class PrivateFile {
 
   /** Returns the file's bytes; null if there is no file. {@code forbidden} is a mode of others. */
   static byte[] read(Path path, int maxSize, String what, int forbidden) {
+    return read(path, maxSize, what, content -> forbidden);
+  }
+
+  /** As above; what is forbidden to others depends on the file's content. */
+  static byte[] read(Path path, int maxSize, String what, ToIntFunction<byte[]> forbidden) {
     try (FileChannel file = FileChannel.open(path)) {
-      if (forbidden != 0) {
-        check(file, path, what, forbidden);
-      }
       byte[] bytes = Channels.newInputStream(file).readNBytes(maxSize + 1);
       KmsException.when(bytes.length > maxSize, "the %s %s is too large", what, path);
+      int mode = forbidden.applyAsInt(bytes);
+      if (mode != ANY_OWNER) {
+        check(file, path, what, mode);
+      }
       return bytes;
     } catch (NoSuchFileException missing) {
       return null;
@@ -43,7 +52,7 @@ public final class PrivateFile {
 
   /** Returns a token or the like from a file, whose owner may let others read it. */
   public static String credential(String path) {
-    byte[] bytes = read(expanded(path), 1 << 17, "credential", 0);
+    byte[] bytes = read(expanded(path), 1 << 17, "credential", ANY_OWNER);
     String text = bytes == null ? "" : new String(bytes, ISO_8859_1).strip();
     KmsException.when(!text.matches(CREDENTIAL), "there is no credential in %s", path);
     return text;
@@ -67,7 +76,7 @@ public final class PrivateFile {
         what, path, uid);
     int mode = (Integer) attributes.get("mode") & 07777;
     KmsException.when(
-        (mode & (mine ? forbidden : WRITE)) != 0,
+        (mode & (mine ? forbidden : forbidden & WRITE)) != 0,
         "the %s %s is open to others (mode %04o), who may have read or changed it: run chmod 600 "
             + "on it, or, if it is open for reading only, set kms.allow-readable-files to true",
         what, path, mode);

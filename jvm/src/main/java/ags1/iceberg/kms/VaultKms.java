@@ -12,19 +12,30 @@ import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
 import java.nio.file.Files;
-import java.nio.file.Path;
 import java.security.GeneralSecurityException;
+import java.security.KeyFactory;
 import java.security.KeyStore;
+import java.security.PrivateKey;
+import java.security.cert.CertPathBuilderException;
+import java.security.cert.CertPathValidatorException;
 import java.security.cert.Certificate;
+import java.security.cert.CertificateExpiredException;
 import java.security.cert.CertificateFactory;
+import java.security.cert.CertificateNotYetValidException;
+import java.security.spec.InvalidKeySpecException;
+import java.security.spec.PKCS8EncodedKeySpec;
 import java.time.Duration;
 import java.util.Base64;
 import java.util.List;
 import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.stream.Stream;
+import javax.net.ssl.KeyManager;
+import javax.net.ssl.KeyManagerFactory;
 import javax.net.ssl.SSLContext;
-import javax.net.ssl.SSLHandshakeException;
+import javax.net.ssl.SSLException;
+import javax.net.ssl.TrustManager;
 import javax.net.ssl.TrustManagerFactory;
 import org.json.JSONArray;
 import org.json.JSONException;
@@ -46,7 +57,7 @@ public final class VaultKms extends Kms {
   private static final String PREFIX = "kms.vault.";
   private static final List<String> KNOWN =
       List.of(
-          "url", "namespace", "mount-path", "ca-cert", "auth", "token", "token-file", "role-id",
+          "url", "namespace", "mount-path", "ca-cert", "client-cert", "client-key", "auth", "token", "token-file", "role-id",
           "secret-id", "secret-id-file", "auth-mount-path", "role", "jwt-file", "verify");
   private static final String JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token";
   private static final String URL =
@@ -58,6 +69,8 @@ public final class VaultKms extends Kms {
   private static final int MAX_ANSWER_SIZE = 4 << 20;
   // 412: a replica is not yet up to date. A login with a wrong secret ID may give a 500.
   private static final Set<Integer> TRANSIENT = Set.of(412, 429, 500, 502, 503, 504);
+  // Threads share a token, whose uses may be few: one that served nobody is no reason for more.
+  private static final int MAX_USELESS_TOKENS = 2;
   private static final long FIRST_WAIT_MS = 200;
   private static final long MAX_WAIT_MS = 10_000;
 
@@ -67,6 +80,7 @@ public final class VaultKms extends Kms {
   private transient int maxAttempts;
   private transient HttpClient http;
   private transient String token; // changes, in otherToken() alone
+  private transient volatile String served; // the token of the last call that was not refused
 
   /** {@code body} is null if the answer has not the form of Vault's. */
   private record Answer(int status, JSONObject body) {
@@ -109,8 +123,10 @@ public final class VaultKms extends Kms {
       builder.proxy(HttpClient.Builder.NO_PROXY); // it would see the keys
     }
     String authorities = get("kms.vault.ca-cert", System.getenv("VAULT_CACERT"));
-    if (authorities != null && !authorities.isEmpty()) {
-      builder.sslContext(trusting(PrivateFile.expanded(authorities)));
+    String cert = get("kms.vault.client-cert", System.getenv("VAULT_CLIENT_CERT"));
+    String key = get("kms.vault.client-key", System.getenv("VAULT_CLIENT_KEY"));
+    if (isGiven(authorities) || isGiven(cert)) {
+      builder.sslContext(tls(authorities, cert, isGiven(key) ? key : cert));
     }
     http = builder.build();
   }
@@ -206,18 +222,30 @@ public final class VaultKms extends Kms {
     return new KmsException("cannot %s in %s: %s (HTTP %s)", doing, this, why, status);
   }
 
-  /** Calls Vault. If the token has expired and {@code renews}, calls again with another one. */
+  /**
+   * Calls Vault. If {@code renews} and the token has expired, or its uses are used up, calls again
+   * with another one, as often as there is one.
+   */
   private Answer call(String method, String path, JSONObject body, boolean renews) {
     String used = otherToken(null);
-    Answer answer = send(method, path, used, body);
-    if (answer.status() == 403 && renews) {
-      try {
-        String other = otherToken(used);
-        return other == null ? answer : send(method, path, other, body);
-      } catch (KmsException noLogin) {
-        return answer; // a secret ID may be for one login only, and the first answer says more
+    Answer first = send(method, path, used, body);
+    Answer answer = first;
+    try {
+      for (int useless = 0; answer.status() == 403 && renews && useless < MAX_USELESS_TOKENS; ) {
+        useless += used.equals(served) ? 0 : 1;
+        used = otherToken(used);
+        if (used == null) {
+          return first;
+        }
+        answer = send(method, path, used, body);
       }
+    } catch (KmsException noLogin) {
+      return first; // a secret ID may be for one login only, and the first answer says more
     }
+    if (answer.status() == 403) {
+      return first;
+    }
+    served = used;
     return answer;
   }
 
@@ -255,6 +283,14 @@ public final class VaultKms extends Kms {
             || answer.errors().contains("invalid secret id"),
         "Vault at %s refused the login by %s: the role or credential is wrong or has expired, or "
             + "nothing is mounted at %s (HTTP %s)", url, auth, mount, answer.status());
+    KmsException.when(
+        answer.isGood() && answer.object("auth").opt("mfa_requirement") instanceof JSONObject,
+        "Vault at %s asks for a second factor (MFA) at the login by %s, which a program cannot give: "
+            + "use a role without MFA", url, auth);
+    KmsException.when(
+        answer.isGood() && answer.body().opt("wrap_info") instanceof JSONObject,
+        "Vault at %s wraps its answer to the login by %s, so that it has no token: the role at %s "
+            + "must not wrap answers", url, auth, mount);
     String given = answer.isGood() ? answer.object("auth").optString("client_token") : "";
     if (!given.matches(PrivateFile.CREDENTIAL)) {
       throw failure(answer, "log in by " + auth, false);
@@ -302,18 +338,43 @@ public final class VaultKms extends Kms {
         long longest = Math.min(FIRST_WAIT_MS << Math.min(attempt - 1, 16), MAX_WAIT_MS);
         Thread.sleep(ThreadLocalRandom.current().nextLong(longest / 2, longest));
       } catch (IOException error) {
-        boolean tls = error instanceof SSLHandshakeException;
+        boolean tls = error instanceof SSLException;
         if (tls || attempt == maxAttempts) {
           throw new KmsException(
               "Vault at %s cannot be reached, in at most %s attempts: %s", url, maxAttempts,
-              tls ? "its certificate is not trusted; kms.vault.ca-cert names that of its authority"
-                  : error.getClass().getName());
+              tls ? tlsCause(error) : error.getClass().getName());
         }
       } catch (InterruptedException interrupted) {
         Thread.currentThread().interrupt();
         throw new KmsException("interrupted while Vault was asked");
       }
     }
+  }
+
+  /** Says why a TLS connection failed, in Python's words (ags1/kms/causes.py). */
+  private static String tlsCause(Throwable error) {
+    String otherwise =
+        "the TLS connection failed: does the server speak TLS, or is the address one of http: ?";
+    for (Throwable each = error; each != null; each = each.getCause()) {
+      String text = Objects.requireNonNullElse(each.getMessage(), "");
+      if (each instanceof CertificateExpiredException) {
+        return "the server's certificate has expired";
+      }
+      if (each instanceof CertificateNotYetValidException) {
+        return "the server's certificate is not yet valid: is the clock of this machine right?";
+      }
+      if (text.startsWith("No subject alternative") || text.startsWith("No name matching")) {
+        return "the server's certificate is not valid for the host that the address names";
+      }
+      if (text.contains("certificate_required") || text.contains("bad_certificate")) {
+        return "the server demands a client certificate (kms.vault.client-cert names one)";
+      }
+      if (each instanceof CertPathBuilderException || each instanceof CertPathValidatorException) {
+        otherwise =
+            "the server's certificate is not trusted; kms.vault.ca-cert names that of its authority";
+      }
+    }
+    return otherwise;
   }
 
   private static Answer answer(int status, byte[] content) {
@@ -353,22 +414,69 @@ public final class VaultKms extends Kms {
     return path;
   }
 
-  private static SSLContext trusting(Path authorities) {
-    try (InputStream pem = Files.newInputStream(authorities)) {
-      KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
-      store.load(null, null);
-      for (Certificate each : CertificateFactory.getInstance("X.509").generateCertificates(pem)) {
-        store.setCertificateEntry("ca" + store.size(), each);
+  private static boolean isGiven(String path) { return path != null && !path.isEmpty(); }
+
+  /** {@code cert} and {@code key} are the client's own, which Vault may demand; or null. */
+  private static SSLContext tls(String authorities, String cert, String key) {
+    List<String> files = Stream.of(authorities, cert, key).filter(VaultKms::isGiven).toList();
+    try {
+      TrustManager[] trusted = null;
+      if (isGiven(authorities)) {
+        KeyStore store = emptyStore();
+        for (Certificate each : certificates(authorities)) {
+          store.setCertificateEntry("ca" + store.size(), each);
+        }
+        TrustManagerFactory factory =
+            TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
+        factory.init(store);
+        trusted = factory.getTrustManagers();
       }
-      TrustManagerFactory factory =
-          TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
-      factory.init(store);
+      KeyManager[] own = null;
+      if (isGiven(cert)) {
+        KeyStore store = emptyStore();
+        store.setKeyEntry("client", privateKey(key), new char[0], certificates(cert));
+        KeyManagerFactory factory =
+            KeyManagerFactory.getInstance(KeyManagerFactory.getDefaultAlgorithm());
+        factory.init(store, new char[0]);
+        own = factory.getKeyManagers();
+      }
       SSLContext context = SSLContext.getInstance("TLS");
-      context.init(null, factory.getTrustManagers(), null);
+      context.init(own, trusted, null);
       return context;
-    } catch (IOException | GeneralSecurityException error) {
+    } catch (IOException | GeneralSecurityException | IllegalArgumentException error) {
       throw new IllegalArgumentException(
-          "cannot read certificates from " + authorities + " (kms.vault.ca-cert or VAULT_CACERT)");
+          "cannot read certificates, or an unencrypted private key in PKCS#8, from " + files
+              + " (kms.vault.ca-cert, client-cert and client-key)"); // the cause may quote a key
     }
+  }
+
+  private static KeyStore emptyStore() throws IOException, GeneralSecurityException {
+    KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
+    store.load(null, null);
+    return store;
+  }
+
+  private static Certificate[] certificates(String path)
+      throws IOException, GeneralSecurityException {
+    try (InputStream pem = Files.newInputStream(PrivateFile.expanded(path))) {
+      return CertificateFactory.getInstance("X.509")
+          .generateCertificates(pem)
+          .toArray(Certificate[]::new);
+    }
+  }
+
+  private static PrivateKey privateKey(String path) throws IOException, GeneralSecurityException {
+    String pem = Files.readString(PrivateFile.expanded(path));
+    String text =
+        pem.replaceFirst("(?s).*-----BEGIN PRIVATE KEY-----(.*)-----END PRIVATE KEY.*", "$1");
+    PKCS8EncodedKeySpec spec = new PKCS8EncodedKeySpec(Base64.getMimeDecoder().decode(text));
+    for (String algorithm : List.of("RSA", "EC", "EdDSA")) {
+      try {
+        return KeyFactory.getInstance(algorithm).generatePrivate(spec);
+      } catch (InvalidKeySpecException another) {
+        continue;
+      }
+    }
+    throw new InvalidKeySpecException();
   }
 }
