@@ -36,10 +36,11 @@ histories: native jvm $(VENV)/.with-interop $(CLASSES)
 	AGS1_TEST_HISTORIES=$${AGS1_TEST_HISTORIES:-100} $(BIN)/python -m pytest -m interop \
 		tests/interop/test_plugin_histories.py
 
-# 10,000 commits of eight threads in each of four catalogs: what was acknowledged is there. An hour.
+# 10,000 commits of eight threads in each of four catalogs, 100 in each test: what was acknowledged is
+# there. An hour.
 commits: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
 commits: native jvm $(VENV)/.with-interop $(CLASSES)
-	AGS1_TEST_COMMITS=$${AGS1_TEST_COMMITS:-10000} $(BIN)/python -m pytest -rP \
+	AGS1_TEST_COMMITS=$${AGS1_TEST_COMMITS:-10000} $(BIN)/python -m pytest \
 		-m "interop or cluster" -k "what_threads_commit and (sql or rest or hive)" \
 		tests/interop/test_plugin_commits.py
 
