@@ -1,5 +1,5 @@
 # Targets of the Makefile that take long or need much. A workflow runs most of them each week.
-.PHONY: fuzz forged mutants corpus cluster engines histories commits connect bench-peers debug sanitize fips freethreaded aarch64
+.PHONY: fuzz forged mutants corpus cluster engines histories commits model connect bench-peers debug sanitize fips freethreaded aarch64
 
 # Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
 fuzz: dev $(VENV)/.with-fuzz

@@ -294,7 +294,15 @@ def test_a_rewrapping_and_a_removal_beside_a_writer(worlds: Iterator[World], key
     rng = random.Random(SEED)
     for order in range(ORDERS):
         world = next(worlds)
-        options = Rewrapping(Keychain(kms), "second", None, KekCache(kms), False, True)
+        options = Rewrapping(
+            keychain=Keychain(kms),
+            master_key_id="second",
+            other_kms=None,
+            kms=kms,
+            target_keks=KekCache(kms),
+            dry_run=False,
+            durable=True,
+        )
         sidecar = f"{world.path}.ags1.keys"
         removes = rng.random() < 0.3
         change = world.remove() if removes else functools.partial(rewrap, sidecar, options)
