@@ -93,6 +93,16 @@ def _has_required(kind: pa.DataType) -> bool:
     return any(not field.nullable or _has_required(field.type) for field in fields)
 
 
+def cast_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows cast to a schema, also if nulls of required fields are hidden. Raises as Arrow's
+    ``cast``."""
+    try:
+        return rows.cast(schema)
+    except pa.ArrowInvalid:
+        columns = list(map(without_hidden_nulls, rows.columns))
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema).cast(schema)
+
+
 def without_hidden_nulls(array: pa.Array) -> pa.Array:
     """Return an array without the nulls of required fields that a null struct or list hides."""
     kind = array.type

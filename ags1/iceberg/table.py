@@ -18,7 +18,6 @@ from pyiceberg.manifest import ManifestEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -38,6 +37,8 @@ from .operations.orphans import remove_orphan_files
 from .operations.rekey import rekey
 from .operations.rotation import prune_keys, rewrap_keys, rotate_keys
 from .pyiceberg.arrow import TableSchema
+from .pyiceberg.defaults import ExactUpdateSchema
+from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.metadata_tables import InspectedMetadata, MetadataTables
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
@@ -202,7 +203,7 @@ class EncryptedTable(TableSession):
         return EncryptedIncrementalScan(
             table_metadata=self.metadata,
             io=self.io,
-            row_filter=row_filter,
+            row_filter=parse_row_filter(row_filter),
             selected_fields=selected_fields,
             case_sensitive=case_sensitive,
             options=options or {},
@@ -230,9 +231,10 @@ class EncryptedTable(TableSession):
         version = replace(self.version, metadata=InspectedMetadata.of(self.metadata, schemas))
 
         def entries_of(
-            snapshot: Snapshot, row_filter: str | BooleanExpression, case_sensitive: bool
+            snapshot_id: int | None, row_filter: str | BooleanExpression, case_sensitive: bool
         ) -> Iterable[ManifestEntry]:
-            scan = self.scan(row_filter, case_sensitive=case_sensitive)
+            scan = self.scan(row_filter, case_sensitive=case_sensitive, snapshot_id=snapshot_id)
+            snapshot: Any = scan.snapshot()
             entries = scan.planner().plan_manifest_entries(snapshot.manifests(self.io))
             return itertools.chain.from_iterable(entries)
 
@@ -304,6 +306,17 @@ class EncryptedTable(TableSession):
         )
 
     # -- writing
+
+    def update_schema(
+        self, allow_incompatible_changes: bool = False, case_sensitive: bool = True
+    ) -> ExactUpdateSchema:
+        """Return PyIceberg's builder for a change of the schema, as that of a transaction."""
+        return ExactUpdateSchema(
+            Transaction(self, autocommit=True),
+            allow_incompatible_changes,
+            case_sensitive,
+            name_mapping=self.name_mapping(),
+        )
 
     def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
         """Return PyIceberg's builder for a change of the partition spec."""

@@ -45,18 +45,20 @@ from pyiceberg.typedef import EMPTY_DICT
 from ..errors import NotEncryptedError
 from ..keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from .commit.session import TableSession
+from .pyiceberg.defaults import ExactUpdateSchema
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.tables import BuiltTransaction, ReusingUpdateSpec
+from .read.binding import bind_filter
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .spec.constants import MAIN_BRANCH
-from .spec.java_json import partition_fields_like, with_unknown_fields
+from .spec.java_json import partition_fields_like, with_float_defaults, with_unknown_fields
 from .spec.properties import number_in
 from .steps import Attempt, MetadataStep, SnapshotStep, Step, Update
 from .storage.output import TableOutput
 from .storage.table_files import ManifestCache
 from .write.arrow_input import ArrowRows, arrow_rows, arrow_table
-from .write.conflicts import Read, filter_columns
+from .write.conflicts import Read
 from .write.copy_on_write import is_copy_on_write, rewrite_without
 from .write.data_files import write_rows
 from .write.deletes import find_deletes
@@ -367,10 +369,10 @@ class EncryptedTransaction(BuiltTransaction):
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
         copy_on_write = is_copy_on_write(view.properties, command)
-        columns = filter_columns(row_filter, view.schema, case_sensitive)
+        bound = bind_filter(row_filter, view.schema, case_sensitive=case_sensitive)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
         rewrites = copy_on_write and bool(plan.vectors)
-        read = Read(row_filter, plan.read, columns, isolated_as, case_sensitive, rewrites)
+        read = Read(row_filter, plan.read, bound.field_ids, isolated_as, case_sensitive, rewrites)
         changed = plan.rewritable if rewrites else []
         removed = [*plan.dropped, *changed, *plan.superseded]
         if rewrites:
@@ -399,6 +401,18 @@ class EncryptedTransaction(BuiltTransaction):
         if self.commits_each_step:
             self.commit_transaction()
         return step
+
+    def update_schema(
+        self, allow_incompatible_changes: bool = False, case_sensitive: bool = True
+    ) -> ExactUpdateSchema:
+        """Return PyIceberg's builder for a change of the schema. It refuses defaults that the
+        column's type cannot hold."""
+        return ExactUpdateSchema(
+            self,
+            allow_incompatible_changes,
+            case_sensitive,
+            name_mapping=self.table_metadata.name_mapping(),
+        )
 
     def update_spec(self) -> UpdateSpec:
         """Return PyIceberg's builder for a change of the partition spec."""
@@ -554,11 +568,13 @@ def _as_json(model: TableUpdate | TableRequirement, **options: Any) -> Update:
 
 
 def _with_unknown(update: Update, view: TableView) -> Update:
-    """Return an update with the parts of columns and partition fields that PyIceberg drops."""
+    """Return an update with the parts of columns and partition fields that PyIceberg drops, and
+    with the defaults that it changes."""
     metadata = view.metadata
     if update["action"] == "add-schema":
         before = view.schema_json()
-        update["schema"] = with_unknown_fields(update["schema"], before)
+        schema = with_unknown_fields(update["schema"], before)
+        update["schema"] = with_float_defaults(schema, before)
     elif update["action"] == "add-spec":
         known = [field for spec in metadata["partition-specs"] for field in spec["fields"]]
         update["spec"]["fields"] = partition_fields_like(update["spec"]["fields"], known)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forged_parquet as forged
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -221,6 +222,43 @@ def test_comet_scans_natively(lake: Lake, tmp_path: Path) -> None:
         assert "CometIcebergNativeScan" not in spark.sql(f"EXPLAIN {query}")[0][0]
         with pytest.raises(DriverError, match="Applying decryptor on plaintext file"):
             spark.sql(query)
+
+
+@pytest.fixture
+def forgeries(lake: Lake) -> list[str]:
+    """Return queries of a table, and of such whose only file somebody forged."""
+    queries = []
+    for forge in (bytes, *forged.FORGERIES):
+        name = f"db.{forge.__name__}"
+        given = {"encryption.key-id": "default"} | forged.PROPERTIES
+        lake.catalog.create_table(name, forged.SCHEMA, properties=given).append(forged.rows())
+        (task,) = lake.loaded(name).scan().plan_files()
+        path = Path(task.file.file_path.removeprefix("file://"))
+        path.write_bytes(forge(path.read_bytes()))
+        queries.append(f"SELECT * FROM lake.{name}")
+    return queries
+
+
+def test_flink_gives_no_rows_that_somebody_forged(
+    lake: Lake, forgeries: list[str], tmp_path: Path
+) -> None:
+    with Flink(lake, tmp_path, "batch") as flink:
+        genuine, *others = map(flink.ask, forgeries)
+        assert len(genuine["rows"]) == 2
+        assert all("error" in answer for answer in others)
+
+
+def test_comet_gives_no_rows_that_somebody_forged(
+    lake: Lake, forgeries: list[str], tmp_path: Path
+) -> None:
+    # Its native scan does not ask the plug-in for the file, so it is off.
+    settings = COMET_SETTINGS | {"spark.comet.scan.icebergNative.enabled": "false"}
+    with Driver(tmp_path / "spark", lake.java, settings, more_jars=[jars.fetched(COMET)]) as spark:
+        genuine, *others = forgeries
+        assert len(spark.sql(f"SELECT id FROM ({genuine})")) == 2
+        for query in others:
+            with pytest.raises(DriverError):
+                spark.sql(query)
 
 
 def put_plaintext_file(lake: Lake, rows: dict[int, str | None]) -> None:

@@ -7,6 +7,7 @@ of four catalogs.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
@@ -63,11 +64,10 @@ def test_another_thread_reads_the_table_during_a_commit(
 # --- commits of one kind --------------------------------------------------------------------------
 
 
-def test_what_threads_commit_is_there(lake: Lake) -> None:
-    def create() -> str:
-        return f"{lake.name}.{lake.create([], **RETRIES)}"
-
-    check_commits(lake.spark, create, COMMITS)
+@pytest.mark.parametrize("first", range(0, COMMITS, COMMITS_OF_A_TABLE))
+def test_what_threads_commit_is_there(lake: Lake, first: int) -> None:
+    name = f"{lake.name}.{lake.create([], **RETRIES)}"
+    check_commits(lake.spark, name, min(COMMITS - first, COMMITS_OF_A_TABLE))
 
 
 def test_what_threads_commit_is_there_as_in_icebergs_own_catalog(
@@ -79,40 +79,30 @@ def test_what_threads_commit_is_there_as_in_icebergs_own_catalog(
         "warehouse": f"file:{tmp_path}",
     }
     name = f"{spark.plugin_catalog('own_commits', properties)}.{DATABASE}.t"
-
-    def create() -> str:
-        given = ", ".join(f"'{key}' = '{value}'" for key, value in RETRIES.items())
-        spark.sql(f"CREATE TABLE {name} (id BIGINT) USING iceberg TBLPROPERTIES ({given})")
-        return name
-
-    check_commits(spark, create, min(COMMITS, COMMITS_OF_A_TABLE))
+    given = ", ".join(f"'{key}' = '{value}'" for key, value in RETRIES.items())
+    spark.sql(f"CREATE TABLE {name} (id BIGINT) USING iceberg TBLPROPERTIES ({given})")
+    check_commits(spark, name, min(COMMITS, COMMITS_OF_A_TABLE))
 
 
-def check_commits(spark: SparkTables, create: Callable[[], str], count: int) -> None:
+def check_commits(spark: SparkTables, name: str, count: int) -> None:
     """Have threads append through one table object, and compare what they heard with what a new
     client of the catalog finds."""
-    acknowledged = there = 0
-    for first in range(0, count, COMMITS_OF_A_TABLE):
-        name = create()
-        shared = spark.jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-            spark.session._jsparkSession, name
-        )
-        marks = [str(number) for number in range(first, min(first + COMMITS_OF_A_TABLE, count))]
-        heard: list[str] = []
+    shared = spark.jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+        spark.session._jsparkSession, name
+    )
+    marks = [str(number) for number in range(count)]
+    acknowledged: list[str] = []
 
-        def append(mine: Sequence[str], shared: Any = shared, heard: list[str] = heard) -> None:
-            for mark in mine:
-                shared.newFastAppend().set("mark", mark).commit()
-                heard.append(mark)
+    def append(mine: Sequence[str]) -> None:
+        for mark in mine:
+            shared.newFastAppend().set("mark", mark).commit()
+            acknowledged.append(mark)
 
-        in_threads([lambda mine=marks[k::THREADS]: append(mine) for k in range(THREADS)])
-        spark.refresh(name)
-        found = [row[0] for row in spark.sql(f"SELECT summary['mark'] FROM {name}.snapshots")]
-        marked = [mark for mark in found if mark is not None]
-        assert sorted(marked) == sorted(heard) == sorted(marks)
-        acknowledged += len(heard)
-        there += len(marked)
-    print(f"{acknowledged} commits acknowledged, {there} there")
+    in_threads([functools.partial(append, marks[k::THREADS]) for k in range(THREADS)])
+    spark.refresh(name)
+    found = [row[0] for row in spark.sql(f"SELECT summary['mark'] FROM {name}.snapshots")]
+    there = [mark for mark in found if mark is not None]
+    assert sorted(there) == sorted(acknowledged) == sorted(marks)
 
 
 def in_threads(works: Sequence[Callable[[], object]]) -> None:
@@ -147,7 +137,7 @@ def test_threads_that_insert_delete_merge_alter_compact_and_stream(lake: Lake) -
     mine = Writers(lake)
     works = (mine.inserts, mine.deletes, mine.merges, mine.alters, mine.compacts, mine.streams)
     in_threads([*works, mine.another_session, mine.python])
-    there = {number: carrier for number, carrier in mine.model.items() if carrier is not None}
+    there: Rows = {number: by for number, by in mine.model.items() if by is not None}
     lake.check(mine.table, there)
     properties = dict(lake.sql("SHOW TBLPROPERTIES {t}", mine.table))
     assert {n for n in range(3) if f"mark.{n}" in properties} == mine.altered
@@ -254,4 +244,4 @@ class Writers:
         table = self.lake.ours.load_table(self.table)
         for n in range(400, 402):
             rows = pa.Table.from_pylist([{"id": n, "carrier": "python"}], SCHEMA)
-            self.commit(lambda rows=rows: table.append(rows), {n: "python"})
+            self.commit(functools.partial(table.append, rows), {n: "python"})

@@ -53,7 +53,7 @@ def written(chosen: random.Random, end: str, **dialect: Any) -> tuple[bytes, lis
         # An empty line is no row, and a null is not told from an empty text.
         return "x" + "".join(chosen.choices(CHARACTERS, k=chosen.randrange(6)))
 
-    wanted = [(value(), value()) for _ in range(chosen.randrange(1, 30))]
+    wanted: list[tuple[str, ...]] = [(value(), value()) for _ in range(chosen.randrange(1, 30))]
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator=end, **dialect).writerows(wanted)
     return out.getvalue().encode(), wanted

@@ -23,7 +23,6 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from ags1.errors import TruncatedError
 from ags1.iceberg.distributed.sealed import SentRecord
-from ags1.iceberg.read.filters import bound_filter
 from ags1.iceberg.read.tasks import TaskReader
 
 pytest.importorskip("pyspark")
@@ -472,11 +471,10 @@ def split_reads(
     """Yield for each data file the rows read as a whole, and those of each split."""
     scan = build_scan(table, options)
     for task in scan.plan_files():
-        bound = bound_filter(scan.row_filter, table.schema())
 
-        def read(split: tuple[int, int] | None, task: Any = task, bound: Any = bound) -> list[Any]:
+        def read(split: tuple[int, int] | None, task: Any = task) -> list[Any]:
             # A reader of its own, as in another process.
-            reader = TaskReader(table.files, table.metadata, scan.projection(), bound)
+            reader = TaskReader(table.files, table.metadata, scan.projection(), scan.bound_filter)
             return [row for batch in reader.batches(task, split) for row in batch.to_pylist()]
 
         splits = splits_of(task, part_size)

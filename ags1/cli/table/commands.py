@@ -177,16 +177,20 @@ def scan(
           --format jsonl | jq .id
       ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
     """
+    from ...iceberg.read.scan import EncryptedScan
+
     target.chosen_format()  # refuses a terminal before the table is opened
     opened = open_table(table_options, out.note, require_encrypted=require_encrypted)
-    chosen = _snapshot(opened, snapshot_id, ref)
-    reader = opened.scan(
-        row_filter=parsed_filter(opened, row_filter, "--filter", of_scan=True),
-        selected_fields=tuple(columns.split(",")) if columns else ("*",),
-        snapshot_id=None if chosen is None else chosen.snapshot_id,
-        limit=limit,
-    ).to_arrow_batch_reader()
-    target.write(reader)
+    _snapshot(opened, snapshot_id, ref)  # raises if the table has none
+    names = tuple(columns.split(",")) if columns else ("*",)
+    rows = opened.scan(selected_fields=names, snapshot_id=snapshot_id, limit=limit)
+    rows = rows if ref is None else rows.use_ref(ref)
+    # PyIceberg binds the filter of an unencrypted table to the table's columns.
+    schema, is_ours = opened.schema(), isinstance(rows, EncryptedScan)
+    if isinstance(rows, EncryptedScan):
+        schema = rows.schema
+    chosen = parsed_filter(schema, row_filter, "--filter", metadata_columns=is_ours)
+    target.write(rows.filter(chosen).to_arrow_batch_reader())
 
 
 @table.command(short_help="List a snapshot's data and delete files.")

@@ -149,7 +149,7 @@ def compact_and_report(
     """Compact a table, and print what was done."""
     table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
-    chosen = parsed_filter(table, asked.row_filter, "--filter")
+    chosen = parsed_filter(table.schema(), asked.row_filter, "--filter")
     with progress_line(name, out) as progress:
         done = table.rewrite_data_files(
             chosen, threads=threads, progress=progress, **asked.arguments()

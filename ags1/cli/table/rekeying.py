@@ -54,7 +54,7 @@ def rekey_and_report(
     filter and, by name, the arguments that all rekeyings take."""
     table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
-    files = parsed_filter(table, asked.row_filter, "--filter")
+    files = parsed_filter(table.schema(), asked.row_filter, "--filter")
     with progress_line(name, out) as progress:
         done = rekey(table, files, branch=asked.branch, dry_run=asked.dry_run, progress=progress)
     _Rekeyed(table=name, branch=asked.branch, dry_run=asked.dry_run, done=done).show(out)

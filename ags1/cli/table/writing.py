@@ -185,7 +185,7 @@ def delete(
         raise click.UsageError("say once which rows to delete: by FILTER or by --filter")
     text = filter_argument if row_filter is None else row_filter
     table = ChangedCatalog(table_options).load()
-    expression = parsed_filter(table, text, "FILTER" if row_filter is None else "--filter")
+    expression = parsed_filter(table.schema(), text, "FILTER" if row_filter is None else "--filter")
     done = functools.partial(_Deleted, table=".".join(table.name()), branch=branch, dry_run=dry_run)
     if dry_run:
         done(**_would_delete(table, branch, expression, "delete")).show(out)
@@ -263,7 +263,7 @@ def _write(
 
     table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
-    expression = None if replaced is None else parsed_filter(table, replaced, "--filter")
+    expression = None if replaced is None else parsed_filter(table.schema(), replaced, "--filter")
     facts: dict[str, Any] = {}
     source = TableRows(rows.files, rows.input_format, table.view().metadata)
     source.check()
@@ -298,12 +298,12 @@ def _confirm_if_all(
 ) -> None:
     """Ask before a change of every row of a branch."""
     from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.expressions.visitors import bind
 
+    from ...iceberg.read.binding import bind_filter
     from ...iceberg.spec.constants import MAIN_BRANCH
 
     # Bound: "id is not null" is true for every row if the column is required.
-    if isinstance(bind(table.schema(), expression, case_sensitive=True), AlwaysTrue):
+    if isinstance(bind_filter(expression, table.schema()).expression, AlwaysTrue):
         name = ".".join(table.name())
         rows_of = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
         confirm(f"{verb} all rows of {rows_of}?", yes=yes)

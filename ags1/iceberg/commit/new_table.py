@@ -10,6 +10,7 @@ from pyiceberg.partitioning import PartitionSpec, assign_fresh_partition_spec_id
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 
+from ..pyiceberg.defaults import check_defaults
 from ..spec.column_types import check_sources, check_writable
 from ..spec.constants import FORMAT_VERSION
 from ..spec.java_json import schema_in_java_order
@@ -41,8 +42,8 @@ def new_table_updates(
     """Return the updates that create a table of format version 3, with fresh IDs. ``properties``
     may have ``format-version``; the new table does not get it as a property. Raises ValueError for
     another version, for properties that are reserved or that Java refuses in a new table, and for a
-    partition spec or sort order that does not fit the schema, and for a location with ``?`` or
-    ``#``; UnsupportedTypeError for a column that could not be written."""
+    partition spec, sort order or default that does not fit the schema, and for a location with
+    ``?`` or ``#``; UnsupportedTypeError for a column that could not be written."""
     texts = {name: property_text(name, value) for name, value in properties.items()}
     version = texts.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
     if version != str(FORMAT_VERSION):
@@ -59,6 +60,7 @@ def new_table_updates(
     # As Java does for new tables. If the property is missing, Java uses gzip.
     texts.setdefault(_PARQUET_CODEC, "zstd")
     check_writable(schema, is_avro=texts.get(FILE_FORMAT, "").lower() == "avro")
+    check_defaults(schema)
     fresh_schema = assign_fresh_schema_ids(schema)
     _check_new_properties(texts, schema)
     fresh_spec = assign_fresh_partition_spec_ids(partition_spec, schema, fresh_schema)

@@ -15,7 +15,7 @@ from ..operations.verify import verify_table
 from ..operations.verify.findings import TableVerification
 from ..pyiceberg.catalogs import configured_properties
 from ..pyiceberg.expressions import parse_filter, rename_columns
-from ..read.filters import bound_filter
+from ..read.binding import bind_filter
 from ..read.metadata_columns import METADATA_NAMES
 from ..read.records import ContentFile
 from ..read.scan import EncryptedScan
@@ -37,7 +37,7 @@ __all__ = [
     "ScanJob",
     "TableVerification",
     "WriteJob",
-    "bound_filter",
+    "bind_filter",
     "configured_properties",
     "load_catalog",
     "migrate",

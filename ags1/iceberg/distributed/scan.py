@@ -18,9 +18,8 @@ from pyiceberg.table import FileScanTask
 
 from ...keys.envelope import KeyEncryptionKey
 from ..pyiceberg.arrow import arrow_schema
-from ..read.filters import bound_filter
+from ..read.binding import bind_filter
 from ..read.metadata import parse_metadata
-from ..read.metadata_columns import filtered_schema
 from ..read.scan import EncryptedScan
 from ..read.splits import splits_of
 from ..read.tasks import TaskReader
@@ -73,10 +72,10 @@ class ScanJob:
         key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
         projected = as_stored(scan.projection()) if projected is None else projected
         metadata = without_history(table.view().metadata)
-        metadata["current-schema-id"] = scan.table_metadata.current_schema_id
+        metadata["current-schema-id"] = scan.schema.schema_id
         job = cls(job_table, metadata, projected.model_dump_json(), scan.row_filter, key)
         # Whether the scan asks for the rows' positions in their files.
-        asked = filtered_schema(projected, scan.row_filter).field_ids
+        asked = projected.field_ids | scan.bound_filter.field_ids
         counted = not asked.isdisjoint((POSITION_ID, ROW_ID))
         sent: dict[Any, SentFile] = {}
 
@@ -118,7 +117,7 @@ def _reading(job: ScanJob) -> tuple[TaskReader, KeyEncryptionKey]:
     tasks are read once."""
     table = job.table.open()
     metadata = parse_metadata(job.metadata)
-    bound = bound_filter(job.row_filter, metadata.schema())
+    bound = bind_filter(job.row_filter, metadata.schema(), metadata_columns=True)
     projected = Schema.model_validate_json(job.projected)
     reader = TaskReader(table.files, metadata, projected, bound)
     return reader, job.key.open(table.files.keys.cache)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from pyiceberg.expressions import AlwaysFalse
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent, ManifestEntry, PartitionFieldSummary
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
 from ..pyiceberg.records import MANIFEST_LIST_FILE_SCHEMAS, RecordShape
+from ..read.binding import NO_ROW
 from ..read.deletes import PuffinCache
 from ..read.records import DELETED, Manifest
 from ..read.snapshots import MANIFEST, parsed
@@ -53,7 +53,7 @@ class _PlainPuffins(PuffinCache):
 
 def plain_reader(files: TableFiles, metadata: TableMetadata) -> TaskReader:
     """Return a reader of an unencrypted table's delete files. Its filter matches no row."""
-    return TaskReader(files, metadata, Schema(), AlwaysFalse(), puffins=_PlainPuffins(files))
+    return TaskReader(files, metadata, Schema(), NO_ROW, puffins=_PlainPuffins(files))
 
 
 def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[PlainManifest]:

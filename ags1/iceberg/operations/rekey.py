@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from pyiceberg.expressions import AlwaysFalse, BooleanExpression
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import ALWAYS_TRUE
 from pyiceberg.table.snapshots import Snapshot
@@ -28,6 +28,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from ...errors import MetadataIntegrityError
 from ..commit.session import TableSession
 from ..pyiceberg.expressions import parse_row_filter
+from ..read.binding import NO_ROW
 from ..read.records import ContentFile, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..read.tasks import TaskReader
@@ -110,7 +111,7 @@ class Rekeying:
             manifest_cache=view.files.manifest_cache,
         )
         view = view.exposed() if self._choice.exposed else view
-        reader = TaskReader(files, view.parsed, Schema(), AlwaysFalse())
+        reader = TaskReader(files, view.parsed, Schema(), NO_ROW)
         contents = read_snapshot(view.manifests, files, view.parsed, reader)
         chosen = self._chosen
         if chosen is None:

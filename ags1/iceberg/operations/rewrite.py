@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.exceptions import ValidationException
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.locations import LocationProvider
@@ -33,7 +33,9 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from pyroaring import BitMap64
 
 from ...keys.manager import EncryptionManager
+from ..read.binding import EVERY_ROW, bind_filter
 from ..read.planning import EncryptedPlanner
+from ..read.pruning import FileFilter
 from ..read.records import ADDED, POSITION_DELETES, ContentFile, ManifestEntry, read_entries
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
@@ -94,12 +96,10 @@ def plan_tasks(
 ) -> list[FileScanTask]:
     """Return the tasks of a scan. Raises as planning a scan does, and NotImplementedError for ORC
     files."""
-    planner = EncryptedPlanner(
-        table_metadata=metadata,
-        io=files,
-        row_filter=AlwaysTrue() if row_filter is None else row_filter,
-        case_sensitive=case_sensitive,
-    )
+    bound = EVERY_ROW
+    if row_filter is not None:
+        bound = bind_filter(row_filter, metadata.schema(), case_sensitive=case_sensitive)
+    planner = EncryptedPlanner(metadata, files, FileFilter(bound, metadata.specs()))
     return planner.plan_files(manifests)
 
 

@@ -18,7 +18,6 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
-from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
 from pyiceberg.schema import Schema, visit, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.types import (
@@ -43,7 +42,6 @@ __all__ = [
     "TableSchema",
     "arrow_schema",
     "check_arrow_schema",
-    "column_projection_values",
     "downcasts_ns_timestamps",
     "iceberg_schema",
     "project",

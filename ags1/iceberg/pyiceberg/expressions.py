@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -9,21 +12,21 @@ from typing import Any, cast
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import (
+    And,
     BooleanExpression,
     BoundPredicate,
     BoundReference,
     BoundTerm,
+    EqualTo,
+    Not,
+    Or,
     Reference,
+    StartsWith,
     UnboundPredicate,
 )
 from pyiceberg.expressions.literals import literal
-from pyiceberg.expressions.parser import parse
-from pyiceberg.expressions.visitors import (
-    _RewriteNotVisitor,
-    visit,
-)
+from pyiceberg.expressions.visitors import _RewriteNotVisitor, visit
 from pyiceberg.io.pyarrow import _ConvertToArrowExpression
-from pyiceberg.table import _parse_row_filter as parse_row_filter
 from pyiceberg.types import (
     DoubleType,
     FixedType,
@@ -36,15 +39,12 @@ from pyiceberg.types import (
 
 from ..spec.column_types import UNITS_A_DAY
 
-__all__ = [
-    "BooleanRewriter",
-    "arrow_filter",
-    "parse_filter",
-    "parse_row_filter",
-    "rename_columns",
-    "value_of_bound",
-]
-
+# PyIceberg's visitors need about three of Python's 1,000 frames for a level.
+_MAX_DEPTH = 200
+_TOO_DEEP = (
+    "the filter is nested too deeply: write it with fewer parentheses, or with IN instead of many "
+    "comparisons"
+)
 _DAY = struct.Struct("<i")
 _TIME = struct.Struct("<q")
 
@@ -88,11 +88,95 @@ def rename_columns(
     return visit(expression, _Renamed(new_name))
 
 
-def parse_filter(text: str) -> BooleanExpression:
-    """Return a filter in PyIceberg's grammar, not bound to columns yet. Raises ValueError, which
-    says where the text is wrong."""
+def balanced(expression: BooleanExpression) -> BooleanExpression:
+    """Return a filter, or the same one with chains of AND and OR as trees of little depth if it is
+    very deep: PyIceberg's visitors fail at a chain of some hundreds. Raises ValueError for a filter
+    that is still too deep."""
+    pending = [(expression, 0)]
+    while pending:
+        part, depth = pending.pop()
+        if depth > _MAX_DEPTH:
+            return _balanced(expression, _MAX_DEPTH)
+        parts = (part.left, part.right) if isinstance(part, And | Or) else ()
+        pending += [(inner, depth + 1) for inner in parts]
+        if isinstance(part, Not):
+            pending.append((part.child, depth + 1))
+    return expression
+
+
+def _balanced(expression: BooleanExpression, depth: int) -> BooleanExpression:
+    if depth < 0:
+        raise ValueError(_TOO_DEEP)
+    if isinstance(expression, Not):
+        return Not(_balanced(expression.child, depth - 1))
+    if not isinstance(expression, And | Or):
+        return expression
+    kind = type(expression)
+    parts: list[BooleanExpression] = []
+    pending: list[BooleanExpression] = [expression]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, kind):
+            pending += [part.right, part.left]
+        else:
+            parts.append(part)
+    more = (len(parts) - 1).bit_length()
+    whole: BooleanExpression = kind(*(_balanced(part, depth - more) for part in parts))
+    return whole
+
+
+@functools.cache
+def _grammar() -> Any:
+    """Return PyIceberg's module with its grammar, as a copy in which LIKE is that of SQL. The
+    module itself stays as it is."""
+    found: Any = importlib.util.find_spec("pyiceberg.expressions.parser")
+    copy: Any = importlib.util.module_from_spec(found)
+    found.loader.exec_module(copy)
+    copy._evaluate_like_statement = _like
+    return copy
+
+
+def _like(parsed: Any) -> BooleanExpression:
+    pattern = parsed.raw_quoted_string.value
+    letters = re.findall(r"\\[%_]|.", pattern, re.DOTALL)
+    is_prefix = letters[-1:] == ["%"]
+    text = letters[: len(letters) - is_prefix]
+    if "%" in text:
+        # PyIceberg's message.
+        raise ValueError("LIKE expressions only supports wildcard, '%', at the end of a string")
+    if "_" in text:
+        raise ValueError(
+            f"in LIKE {pattern!r}, '_' stands for any character, and filters cannot look for that: "
+            "write '\\_' if the character '_' is meant"
+        )
+    if "\\" in text:
+        raise ValueError(
+            f"in LIKE {pattern!r}, a backslash is before another character than '%' and '_': "
+            "compare with = or != instead, or with the predicate StartsWith"
+        )
+    value = "".join(letter[-1] for letter in text)
+    kind: Any = StartsWith if is_prefix else EqualTo
+    predicate: BooleanExpression = kind(parsed.column, literal(value))
+    return predicate
+
+
+def parse_row_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
+    """Return an unbound filter, which is parsed if it is a text in PyIceberg's grammar, in the form
+    of ``balanced``. Raises as that and as PyIceberg's parser, and ValueError for a LIKE that is not
+    an equality or a prefix: PyIceberg takes its ``_`` for that character."""
+    if not isinstance(row_filter, str):
+        return balanced(row_filter)
     try:
-        return parse(text)
+        return balanced(_grammar().parse(row_filter))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def parse_filter(text: str) -> BooleanExpression:
+    """Return a filter as ``parse_row_filter``. Raises ValueError, which says where the text is
+    wrong."""
+    try:
+        return parse_row_filter(text)
     except Exception as error:
         position = getattr(error, "loc", None)  # pyparsing's
         if position is not None:

@@ -38,9 +38,9 @@ from pyiceberg.types import (
 
 from ..spec.column_types import with_types_changed, without_uuids
 
-# Returns the manifest entries of a snapshot that a filter may match. The last argument says whether
-# its names are case-sensitive.
-EntriesOf = Callable[[Snapshot, "str | BooleanExpression", bool], Iterable[ManifestEntry]]
+# Returns the manifest entries of a snapshot, by default the current one, that a filter may match.
+# The last argument says whether its names are case-sensitive.
+EntriesOf = Callable[["int | None", "str | BooleanExpression", bool], Iterable[ManifestEntry]]
 
 _SAME = (IdentityTransform, VoidTransform)
 _BOUNDS = ("lower_bound", "upper_bound")
@@ -105,11 +105,11 @@ class MetadataTables(InspectTable):
         case_sensitive: bool = True,
     ) -> pa.Table:
         """Return the partitions of a snapshot, as PyIceberg. A partition is left out if manifests
-        say that no row of its files matches."""
+        say that no row of its files matches. The filter's columns are those of a scan."""
         snapshot = self._get_snapshot(snapshot_id)
         specs = self.tbl.metadata.specs()
         found: dict[tuple[str, Any], Any] = {}
-        for entry in self._entries_of(snapshot, row_filter, case_sensitive):
+        for entry in self._entries_of(snapshot_id, row_filter, case_sensitive):
             file = entry.data_file
             names = (field.name for field in specs[file.spec_id].fields)
             by = None if entry.snapshot_id is None else self.tbl.snapshot_by_id(entry.snapshot_id)

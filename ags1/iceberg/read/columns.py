@@ -18,12 +18,13 @@ from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from ...arrow_layouts import plain_schema
 from ...avro.variants import VariantType
 from ...errors import Ags1Error, FormatError
-from ..pyiceberg.arrow import column_projection_values, project
+from ..pyiceberg.arrow import project
 from ..spec.column_types import (
     OpaqueType,
     as_stored,
@@ -82,14 +83,22 @@ class _Unchanged(NamedTuple):
 
 class FileReader:
     """Opens files of one table and reads their columns. Any number of threads may use it at once.
-    ``projected`` is the schema of the rows that the caller wants. Each Avro file is read by
-    ``threads`` threads; Arrow has its own for Parquet."""
+    ``projected`` is the schema of the rows that the caller wants, ``schema`` that of the columns
+    that its filter compares, if it has one. Each Avro file is read by ``threads`` threads; Arrow
+    has its own for Parquet."""
 
-    def __init__(self, files: TableFiles, metadata: TableMetadata, projected: Schema) -> None:
+    def __init__(
+        self,
+        files: TableFiles,
+        metadata: TableMetadata,
+        projected: Schema,
+        schema: Schema | None = None,
+    ) -> None:
         self.files = files
         self.threads = 1
         self._metadata = metadata
         self._projected = projected
+        self._filtered = projected if schema is None else schema
         self._opaque = find_field_ids(OpaqueType, metadata.schemas)
         self._variants = find_field_ids(VariantType, metadata.schemas)
         self._extensions = extensions(metadata.schemas)
@@ -155,7 +164,14 @@ class FileReader:
         """Return the partition's values of the wanted columns that the file does not have.
         ``present`` are the IDs of the columns in the file."""
         spec = self._metadata.specs().get(file.spec_id)
-        return column_projection_values(file, wanted, self._metadata.schema(), spec, present)
+        absent = wanted.field_ids - present
+        return {
+            field.source_id: file.partition[at]
+            for at, field in enumerate(() if spec is None else spec.fields)
+            if isinstance(field.transform, IdentityTransform)
+            and field.source_id in absent
+            and file.partition[at] is not None
+        }
 
     def project(self, schema: Schema, rows: Rows) -> pa.RecordBatch:
         """Return rows in the columns of ``schema``."""
@@ -194,7 +210,7 @@ class FileReader:
     def _find_table_columns(self, field_ids: frozenset[int]) -> Schema:
         columns: tuple[NestedField, ...] = ()
         others = sorted(self._metadata.schemas, key=lambda s: s.schema_id, reverse=True)
-        schemas = self._projected, self._metadata.schema(), *others, _LINEAGE
+        schemas = self._projected, self._filtered, self._metadata.schema(), *others, _LINEAGE
         for schema in map(as_stored, schemas):
             pruned = prune_columns(schema, set(field_ids), select_full_types=False)
             columns = _with_more(columns, with_struct_defaults(pruned, schema).fields)

@@ -9,15 +9,13 @@ column of the same name, the name means that column. ``_partition`` has another 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, UnboundPredicate
-from pyiceberg.expressions.visitors import rewrite_not, visit
+from pyiceberg.expressions import And, BooleanExpression, Not, Or, UnboundPredicate
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from ..pyiceberg.expressions import BooleanRewriter
 from ..spec.constants import (
     FILE_ID,
     LAST_UPDATED_ID,
@@ -93,28 +91,6 @@ def filtered_schema(
     wanted = {name if case_sensitive else name.lower() for name in names}
     more = [field for name, field in columns.items() if name in wanted]
     return Schema(*schema.fields, *more) if more else schema
-
-
-def without_metadata_columns(
-    row_filter: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
-) -> BooleanExpression:
-    """Return a filter on the table's own columns that is true wherever ``row_filter`` is, for
-    manifests, which have nothing about metadata columns."""
-    if not names_any(_names_in(row_filter)):
-        return row_filter
-    columns = _columns_beside(schema, case_sensitive)
-    return visit(rewrite_not(row_filter), _OtherColumns(columns, case_sensitive))
-
-
-class _OtherColumns(BooleanRewriter):
-    def __init__(self, left_out: Container[str], case_sensitive: bool) -> None:
-        self._left_out = left_out
-        self._case_sensitive = case_sensitive
-
-    def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
-        name = _name_in(predicate)
-        name = name if self._case_sensitive else name.lower()
-        return AlwaysTrue() if name in self._left_out else predicate
 
 
 def _columns_beside(

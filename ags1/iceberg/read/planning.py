@@ -9,7 +9,6 @@ no data files.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import struct
 from bisect import bisect_left
@@ -18,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     INITIAL_SEQUENCE_NUMBER,
     DataFile,
@@ -26,8 +27,8 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestFile,
 )
-from pyiceberg.table import FileScanTask
-from pyiceberg.types import strtobool
+from pyiceberg.table import ALWAYS_TRUE, FileScanTask
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
@@ -128,7 +129,18 @@ class DeleteIndex:
 
 
 class EncryptedPlanner(ManifestPlanner):
-    """Plans the scan tasks for a group of manifests of an encrypted table."""
+    """Plans the scan tasks for a group of manifests of an encrypted table. ``file_filter`` chooses
+    the files. ``row_filter`` (unbound) is the ``residual`` of the tasks."""
+
+    def __init__(
+        self,
+        metadata: TableMetadata,
+        io: FileIO,
+        file_filter: FileFilter,
+        row_filter: BooleanExpression = ALWAYS_TRUE,
+    ) -> None:
+        super().__init__(metadata, io, row_filter)
+        self.file_filter = file_filter
 
     def plan_manifest_entries(
         self, manifests: Iterable[ManifestFile]
@@ -174,17 +186,6 @@ class EncryptedPlanner(ManifestPlanner):
             )
             for entry in data
         ]
-
-    @functools.cached_property
-    def file_filter(self) -> FileFilter:
-        """What manifests say about the scan's filter."""
-        return FileFilter(
-            self.row_filter,
-            self.table_metadata.schema(),
-            self.table_metadata.specs(),
-            case_sensitive=self.case_sensitive,
-            include_empty_files=strtobool(self.options.get("include_empty_files", "false")),
-        )
 
     def _check(self, file: ContentFile) -> None:
         if not file.is_encrypted and to_table_files(self.io).require_encrypted:

@@ -12,8 +12,8 @@ Each predicate is compared with such a range. PyIceberg transforms the literals 
 That fails at the ends of a type's range: the last date has no successor, and the truncated value of
 the smallest number does not fit its type. Python's numbers, which ranges have here, have no ends.
 
-This follows the Iceberg specification, "Scan Planning" and "Partition Transforms". Filters are
-those that ``filters.as_sql`` returns. No file is opened.
+This follows the Iceberg specification, "Scan Planning" and "Partition Transforms". ``binding`` says
+what filters mean. No file is opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from uuid import UUID
 import numpy as np
 from pyiceberg import expressions as ex
 from pyiceberg import transforms, types
-from pyiceberg.expressions.visitors import BooleanExpressionVisitor, rewrite_not, visit
+from pyiceberg.expressions.visitors import BooleanExpressionVisitor, visit
 from pyiceberg.manifest import DataFile, ManifestFile, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -39,6 +39,7 @@ from ...avro.variants import VariantType
 from ..pyiceberg.expressions import value_of_bound
 from ..pyiceberg.records import record_values
 from ..spec.column_types import UNITS_A_DAY
+from .binding import BoundFilter
 
 # True: for all rows. False: for no row. None: for some rows, or it is not known.
 Answer: TypeAlias = "bool | None"
@@ -52,28 +53,23 @@ _WIDE = Context(prec=100)
 
 
 class FileFilter:
-    """A filter (unbound) on the rows of a table's files. ``specs`` are the table's partition specs;
-    files of other specs are judged by their metrics alone. An empty file has no row that matches,
-    unless ``include_empty_files``. Raises ValueError for a column that does not exist."""
+    """A filter on the rows of a table's files. It must not name metadata columns, about which
+    manifests say nothing. ``specs`` are the table's partition specs; files of other specs are
+    judged by their metrics alone. An empty file has no row that matches, unless
+    ``include_empty_files``."""
 
     def __init__(
         self,
-        row_filter: ex.BooleanExpression,
-        schema: Schema,
+        bound: BoundFilter,
         specs: Mapping[int, PartitionSpec],
         *,
-        case_sensitive: bool = True,
         include_empty_files: bool = False,
     ) -> None:
-        self._filter = rewrite_not(row_filter)
-        self._schema = schema
+        self._filter = bound.expression
         self._specs = specs
-        self._case_sensitive = case_sensitive
         self._include_empty_files = include_empty_files
-        self._top_level = {field.field_id for field in schema.fields}
+        self._top_level = {field.field_id for field in bound.schema.fields}
         self._decisions: dict[tuple[int, int, str], _Decision] = {}
-        # Raises the errors of the filter.
-        visit(self._filter, _Decisions(self._bind, lambda _: bool))
 
     def may_match_manifest(self, manifest: ManifestFile) -> bool:
         """Return whether a file of a manifest may have a row that matches."""
@@ -91,16 +87,13 @@ class FileFilter:
             return None if self._include_empty_files else False
         return self._decision(self._filter, file.spec_id, "file")(file)
 
-    def _bind(self, predicate: ex.UnboundPredicate) -> ex.BooleanExpression:
-        return predicate.bind(self._schema, case_sensitive=self._case_sensitive)
-
     def _decision(self, part: ex.BooleanExpression, spec_id: int, source: str) -> _Decision:
         """Return a part of the filter as a function of the manifest's ``summaries``, of a file by
         its ``partition`` alone, or of a ``file`` by its partition and metrics."""
         key = id(part), spec_id, source
         if key not in self._decisions:
             judge = partial(self._judge, self._specs.get(spec_id), source)
-            self._decisions[key] = visit(part, _Decisions(self._bind, judge))
+            self._decisions[key] = visit(part, _Decisions(judge))
         return self._decisions[key]
 
     def _judge(self, spec: PartitionSpec | None, source: str, bound: Any) -> _Decision:
@@ -175,12 +168,7 @@ class PartitionsOfFiles:
 class _Decisions(BooleanExpressionVisitor[_Decision]):
     """Turns a filter into a function. ``judge`` returns the functions of bound predicates."""
 
-    def __init__(
-        self,
-        bind: Callable[[ex.UnboundPredicate], ex.BooleanExpression],
-        judge: Callable[[Any], _Decision],
-    ) -> None:
-        self._bind = bind
+    def __init__(self, judge: Callable[[Any], _Decision]) -> None:
         self._judge = judge
 
     def visit_true(self) -> _Decision:
@@ -213,10 +201,7 @@ class _Decisions(BooleanExpressionVisitor[_Decision]):
         return either
 
     def visit_unbound_predicate(self, predicate: ex.UnboundPredicate) -> _Decision:
-        bound = self._bind(predicate)
-        if isinstance(bound, ex.BoundPredicate):
-            return self._judge(bound)
-        return visit(bound, self)
+        raise AssertionError("the filter is bound")
 
     def visit_bound_predicate(self, predicate: ex.BoundPredicate) -> _Decision:
         return self._judge(predicate)

@@ -7,34 +7,38 @@ cannot be used, because it keeps file formats in a cache of the process, and tho
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
-from pyiceberg.expressions import BooleanExpression
+from pyiceberg.expressions import And, BooleanExpression
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, IncrementalAppendScan
+from pyiceberg.table import ALWAYS_TRUE, FileScanTask, IncrementalAppendScan
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, ancestors_between_ids
+from pyiceberg.typedef import EMPTY_DICT, Properties
+from pyiceberg.types import strtobool
 
+from ...arrow_nested import cast_rows
 from ..pyiceberg.arrow import arrow_schema
+from ..pyiceberg.expressions import parse_row_filter
 from ..pyiceberg.scans import PlannedScan, appends_between
 from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles
 from .ahead import in_order, is_large, read_ahead
 from .arrow_stream import ArrowStream
-from .filters import as_sql, bound_filter
-from .metadata_columns import (
-    METADATA_COLUMNS,
-    names_any,
-    select,
-    without_metadata_columns,
-)
+from .binding import BoundFilter, bind_filter
+from .metadata_columns import METADATA_COLUMNS, names_any, select
 from .partition_column import PARTITION, partition_column
 from .planning import EncryptedPlanner
+from .pruning import FileFilter
 from .records import ContentFile
 from .snapshots import to_table_files
 from .tasks import TaskReader
@@ -45,20 +49,113 @@ _READ_AHEAD = 128 << 20
 _Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
-class EncryptedScan(PlannedScan, ArrowStream):
-    """A scan of one snapshot. It does not use server-side planning: a server cannot give keys.
+class _BoundScan(ArrowStream):
+    """The columns of a scan's rows and of its filter."""
 
-    Filters follow SQL: null satisfies no comparison. So ``x != 1`` and ``x not in (1, 2)`` leave
-    out the rows where x is null, in ``count()`` too. PyIceberg keeps some of these rows, depending
-    on where the null is stored.
-    """
+    table_metadata: TableMetadata
+    row_filter: BooleanExpression
+    selected_fields: tuple[str, ...]
+    case_sensitive: bool
+    update: Callable[..., Any]
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """The schema that the filter and the selected columns name."""
+        return self.table_metadata.schema()
+
+    @functools.cached_property
+    def bound_filter(self) -> BoundFilter:
+        """The filter, bound to the columns of ``schema``. Raises as ``bind_filter``."""
+        return bind_filter(
+            self.row_filter,
+            self.schema,
+            case_sensitive=self.case_sensitive,
+            metadata_columns=True,
+        )
+
+    def filter(self, expr: str | BooleanExpression) -> Any:
+        """Return this scan with another filter, of which both have to be true."""
+        return self.update(row_filter=And(self.row_filter, parse_row_filter(expr)))
 
     def projection(self) -> Schema:
         """Return the columns that the scan reads. Metadata columns (``_file``, ``_pos``,
         ``_spec_id``, ``_partition``, ``_row_id``, ``_last_updated_sequence_number``) must be
         selected by name. Raises ValueError for a column that does not exist, and as
         ``partition_column``."""
-        return _projection(self, super().projection)
+        names, case_sensitive = self.selected_fields, self.case_sensitive
+        if not names_any(names):
+            if "*" in names:
+                return self.schema
+            return self.schema.select(*names, case_sensitive=case_sensitive)
+        beside = METADATA_COLUMNS
+        if any(name.lower() == PARTITION for name in names):
+            beside = {**beside, PARTITION_ID: partition_column(self.table_metadata)}
+        return select(self.schema, names, case_sensitive=case_sensitive, beside=beside)
+
+
+class EncryptedScan(_BoundScan, PlannedScan):
+    """A scan of one snapshot. It does not use server-side planning: a server cannot give keys.
+
+    Filters follow SQL: null satisfies no comparison. So ``x != 1`` and ``x not in (1, 2)`` leave
+    out the rows where x is null, in ``count()`` too. PyIceberg keeps some of these rows, depending
+    on where the null is stored.
+
+    Its columns are those that Java takes, for the rows and for the filter: if a snapshot is chosen
+    by its ID or by a tag, those of the snapshot; for a branch, and by default, the table's.
+    PyIceberg takes the snapshot's for a branch, and the table's for every filter. ``schema_id``
+    says otherwise. The other arguments, of which there are more than eight, are PyIceberg's.
+    """
+
+    def __init__(
+        self,
+        table_metadata: TableMetadata,
+        io: FileIO,
+        row_filter: str | BooleanExpression = ALWAYS_TRUE,
+        selected_fields: tuple[str, ...] = ("*",),
+        case_sensitive: bool = True,
+        snapshot_id: int | None = None,
+        options: Properties = EMPTY_DICT,
+        limit: int | None = None,
+        schema_id: int | None = None,
+    ) -> None:
+        super().__init__(
+            table_metadata,
+            io,
+            parse_row_filter(row_filter),
+            selected_fields,
+            case_sensitive,
+            snapshot_id,
+            options,
+            limit,
+        )
+        self.schema_id = schema_id
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """The schema that the filter and the selected columns name. Raises ValueError if the table
+        has no such snapshot."""
+        metadata, schema_id = self.table_metadata, self.schema_id
+        if schema_id is None and self.snapshot_id is not None:
+            snapshot = metadata.snapshot_by_id(self.snapshot_id)
+            if snapshot is None:
+                raise ValueError(f"Snapshot not found: {self.snapshot_id}")
+            schema_id = snapshot.schema_id
+        if schema_id is None:
+            return metadata.schema()
+        schema = metadata.schema_by_id(schema_id)
+        if schema is None:
+            warnings.warn(f"Metadata does not contain schema with id: {schema_id}", stacklevel=3)
+            return metadata.schema()
+        return schema
+
+    def use_ref(self, name: str) -> EncryptedScan:
+        """Return a scan of the head of a branch, with the table's columns, or of a tag, with those
+        of its snapshot. Raises ValueError as PyIceberg's."""
+        scan: EncryptedScan = super().use_ref(name)
+        if self.table_metadata.refs[name].snapshot_ref_type == SnapshotRefType.TAG:
+            return scan
+        of_branch: EncryptedScan = scan.update(schema_id=self.table_metadata.current_schema_id)
+        return of_branch
 
     def planner(self) -> EncryptedPlanner:
         """Return the planner of the scan."""
@@ -104,12 +201,9 @@ class EncryptedScan(PlannedScan, ArrowStream):
         return _count_by_manifests(self)
 
 
-class EncryptedIncrementalScan(IncrementalAppendScan, ArrowStream):
-    """A scan of the rows appended between two snapshots, with the filters of ``EncryptedScan``."""
-
-    def projection(self) -> Schema:
-        """Return the columns that the scan reads, as ``EncryptedScan.projection``."""
-        return _projection(self, super().projection)
+class EncryptedIncrementalScan(_BoundScan, IncrementalAppendScan):
+    """A scan of the rows appended between two snapshots, with the table's columns and the filters
+    of ``EncryptedScan``."""
 
     def plan_files(self) -> list[FileScanTask]:
         """Return the tasks of the appended files, as ``EncryptedScan.plan_files``."""
@@ -158,15 +252,13 @@ class ScanReader:
         files: TableFiles,
         metadata: TableMetadata,
         projected: Schema,
-        row_filter: BooleanExpression,
-        case_sensitive: bool,
+        row_filter: BoundFilter,
         limit: int | None,
         dictionary_columns: tuple[str, ...],
     ) -> None:
         self.projected = projected
         self._limit = limit
-        bound = bound_filter(row_filter, metadata.schema(), case_sensitive=case_sensitive)
-        self._tasks = TaskReader(files, metadata, projected, bound, dictionary_columns)
+        self._tasks = TaskReader(files, metadata, projected, row_filter, dictionary_columns)
 
     def batches(
         self, tasks: Iterable[FileScanTask], *, ahead: int | None = None
@@ -220,25 +312,6 @@ def _mark_handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
     return tasks
 
 
-def _projection(scan: _Scan, of_pyiceberg: Callable[[], Schema]) -> Schema:
-    if not names_any(scan.selected_fields):
-        return of_pyiceberg()
-    everything = scan.update(selected_fields=("*",)).projection()
-    beside = METADATA_COLUMNS
-    if any(name.lower() == PARTITION for name in scan.selected_fields):
-        beside = {**beside, PARTITION_ID: partition_column(scan.table_metadata)}
-    return select(
-        everything, scan.selected_fields, case_sensitive=scan.case_sensitive, beside=beside
-    )
-
-
-def _of_manifests(scan: _Scan) -> BooleanExpression:
-    """Return the part of a scan's filter that manifests can decide. If that is all of it, return
-    the filter itself."""
-    schema = scan.table_metadata.schema()
-    return without_metadata_columns(scan.row_filter, schema, case_sensitive=scan.case_sensitive)
-
-
 def _count(scan: _Scan) -> int:
     count, rest = _count_by_manifests(scan)
     limit = math.inf if scan.limit is None else max(0, scan.limit)
@@ -252,7 +325,7 @@ def _count(scan: _Scan) -> int:
 def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
     planner = _planner(scan)
     # Manifests have nothing about metadata columns.
-    is_exact = _of_manifests(scan) is scan.row_filter
+    is_exact = scan.bound_filter.is_for_manifests
     count = 0
     rest = []
     for task in _mark_handed_out(scan._tasks()):
@@ -267,14 +340,13 @@ def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
 
 
 def _planner(scan: _Scan) -> EncryptedPlanner:
-    schema, case_sensitive = scan.table_metadata.schema(), scan.case_sensitive
-    return EncryptedPlanner(
-        table_metadata=scan.table_metadata,
-        io=scan.io,
-        row_filter=as_sql(_of_manifests(scan), schema, case_sensitive=case_sensitive),
-        case_sensitive=case_sensitive,
-        options=scan.options,
+    metadata = scan.table_metadata
+    of_files = FileFilter(
+        scan.bound_filter.for_manifests(),
+        metadata.specs(),
+        include_empty_files=strtobool(scan.options.get("include_empty_files", "false")),
     )
+    return EncryptedPlanner(metadata, scan.io, of_files, scan.row_filter)
 
 
 def _reader(
@@ -284,8 +356,7 @@ def _reader(
         to_table_files(scan.io),
         scan.table_metadata,
         scan.projection() if projected is None else projected,
-        scan.row_filter,
-        scan.case_sensitive,
+        scan.bound_filter,
         scan.limit,
         dictionary_columns,
     )
@@ -311,5 +382,5 @@ def _batch_reader(
         batches = itertools.chain(first, batches)
         encoded = {f.name: f for b in first for f in b.schema if pa.types.is_dictionary(f.type)}
         schema = pa.schema([encoded.get(f.name, f) for f in schema], metadata=schema.metadata)
-    rows = (batch.cast(schema) for batch in batches)
+    rows = (cast_rows(batch, schema) for batch in batches)
     return pa.RecordBatchReader.from_batches(schema, rows)

@@ -25,8 +25,7 @@ from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
-from pyiceberg.expressions.visitors import extract_field_ids
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table import FileScanTask
@@ -37,6 +36,7 @@ from ...cpu import usable_cpus
 from ..spec.column_types import as_stored, check_readable, with_struct_defaults
 from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles
+from .binding import EVERY_ROW, BoundFilter
 from .columns import FileReader, Rows, leaf_ids
 from .deletes import DeleteReader, PuffinCache
 from .filters import RowFilter
@@ -65,7 +65,7 @@ class Matches:
 class TaskReader:
     """Reads the tasks of one scan. Any number of threads may use it at once.
 
-    ``projected`` is the schema of the returned rows. ``row_filter`` is bound to the table's schema.
+    ``projected`` is the schema of the returned rows.
     ``puffins`` reads the files of deletion vectors, None for encrypted ones. Raises
     UnsupportedTypeError if the type of a column is not supported.
     """
@@ -75,17 +75,17 @@ class TaskReader:
         files: TableFiles,
         metadata: TableMetadata,
         projected: Schema,
-        row_filter: BooleanExpression,
+        row_filter: BoundFilter = EVERY_ROW,
         dictionary_columns: tuple[str, ...] = (),
         puffins: PuffinCache | None = None,
     ) -> None:
         check_readable(projected)
-        schema = metadata.schema()
+        schema = row_filter.schema if row_filter.schema.fields else metadata.schema()
         self._projected = projected = as_stored(with_struct_defaults(projected, schema))
-        self._reader = FileReader(files, metadata, projected)
+        self._reader = FileReader(files, metadata, projected, schema)
         self._deletes = DeleteReader(self._reader, puffins)
         self._dictionary_columns = dictionary_columns
-        self._matches_none = row_filter == AlwaysFalse()
+        self._matches_none = row_filter.expression == AlwaysFalse()
         metadata_ids = _METADATA_IDS & projected.field_ids
         # The projected columns that files have. If that is all of them, it is the same object.
         self._file_part = projected
@@ -94,18 +94,15 @@ class TaskReader:
             self._file_part = Schema(*fields)
         field_ids = leaf_ids(self._file_part)
         self._filter: RowFilter | None = None
-        if row_filter != AlwaysTrue():
-            filtered = METADATA_COLUMNS.keys() & extract_field_ids(row_filter)
-            if filtered:
-                schema = Schema(*schema.fields, *(METADATA_COLUMNS[i] for i in filtered))
-                metadata_ids |= filtered
-            self._filter = RowFilter(row_filter, schema)
+        if row_filter.expression != AlwaysTrue():
+            self._filter = RowFilter(row_filter)
+            metadata_ids |= METADATA_COLUMNS.keys() & row_filter.field_ids
             field_ids |= leaf_ids(as_stored(prune_columns(schema, set(self._filter.field_ids))))
         # Files may have columns of row lineage, but no other metadata column.
         self._field_ids = field_ids - METADATA_COLUMNS.keys() | metadata_ids & LINEAGE_IDS
         self._specs = metadata.specs()
         self._needs_positions = not metadata_ids.isdisjoint((POSITION_ID, ROW_ID))
-        # The filter is bound to the current schema, not to the projected one.
+        # The filter's schema has columns that are not projected.
         self._filter_schemas = SingleFlight[int, Schema](
             lambda field_id: as_stored(
                 with_struct_defaults(prune_columns(schema, {field_id}), schema)

@@ -224,6 +224,23 @@ def with_unknown_fields(schema: Any, before: Any) -> Any:
     return {**schema, **_SCHEMA.unknown(before)}
 
 
+def with_float_defaults(schema: Any, before: Any) -> Any:
+    """Return a schema's JSON in which a column that was a float in ``before`` and is a double has
+    defaults of the same values, as in Java: the float 0.1 is the double 0.10000000149011612."""
+    floats = {column["id"]: column for column in fields_in(before) if column["type"] == "float"}
+    for column in fields_in(schema):
+        was = floats.get(column["id"], {}) if column["type"] == "double" else {}
+        for name in ("initial-default", "write-default"):
+            if was.get(name) is not None and column.get(name) == was[name]:
+                column[name] = as_float(was[name])
+    return schema
+
+
+def as_float(value: float) -> float:
+    """Return the value that a float has in place of a double."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
 def partition_fields_like(fields: list[Any], before: list[Any]) -> list[Any]:
     """Return a partition spec's fields. Each gets the unknown fields of the field in ``before``
     that has the same id."""

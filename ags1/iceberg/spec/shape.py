@@ -12,7 +12,7 @@ from pyiceberg.types import DecimalType, IcebergType, PrimitiveType
 
 from ...errors import UnsupportedTypeError
 from .column_types import OpaqueType, primitive_type
-from .java_json import fields_in, schema_in_java_order
+from .java_json import as_float, fields_in, schema_in_java_order
 from .json_fields import one_of, string, whole
 
 FIRST_PARTITION_ID = 1000
@@ -198,13 +198,14 @@ def check_evolution(schema: Mapping[str, Any], before: Iterable[Mapping[str, Any
 
 def _initial_default(column: Column, typed: Column) -> Any:
     """Return the initial default of a column as a value of the type of ``typed``: JSON has several
-    forms of one value. If PyIceberg cannot read it, return its JSON."""
+    forms of one value, and a float is rounded. If PyIceberg cannot read it, return its JSON."""
     default = column.initial_default
     kind = primitive_type(typed.type) if isinstance(typed.type, str) else None
     if default is None or not isinstance(kind, PrimitiveType):
         return default
     try:
-        return from_json(kind, default)
+        value: Any = from_json(kind, default)
+        return as_float(value) if column.type == "float" else value
     except (TypeError, ValueError, ArithmeticError, NotImplementedError):
         return default
 

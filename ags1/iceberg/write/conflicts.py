@@ -23,13 +23,12 @@ from typing import cast
 
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.expressions.visitors import bind, extract_field_ids
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import IsolationLevel, Operation
 
 from ..pyiceberg.scans import partition_spec_is_void
-from ..read.filters import as_sql
+from ..read.binding import bind_filter
 from ..read.planning import DeleteIndex, path_of_all
 from ..read.pruning import FileFilter
 from ..read.records import ADDED, EQUALITY_DELETES, ContentFile, ManifestEntry
@@ -45,7 +44,7 @@ class ConflictError(ValidationException):
 class Read:
     """What a change has read: the rows for which ``row_filter`` (unbound) is true. ``files`` are
     the paths of the data files that may have such rows, in the version that the change was made
-    for. ``field_ids`` are the columns that the filter names there (``columns_of``). ``rewrites`` is
+    for. ``field_ids`` are the columns that the filter compares there. ``rewrites`` is
     true if some of these files are rewritten: an equality delete that others commit meanwhile would
     not apply to the new files. The isolation level is that of ``command`` (``isolation_level``)."""
 
@@ -85,13 +84,13 @@ def find_conflict(
 ) -> str | None:
     """Return the reason why a change cannot be committed after these snapshots; None if it can.
     ``schema`` is the table's current one. Raises ValueError if it lacks a column of the filter."""
-    if filter_columns(read.row_filter, schema, read.case_sensitive) != read.field_ids:
+    bound = bind_filter(read.row_filter, schema, case_sensitive=read.case_sensitive)
+    if bound.field_ids != read.field_ids:
         return (
             "another writer has renamed columns, so the filter of this change now names other "
             "columns: nothing was committed. Load the table again and repeat the change"
         )
-    as_meant = as_sql(read.row_filter, schema, case_sensitive=read.case_sensitive)
-    of_files = FileFilter(as_meant, schema, {}, case_sensitive=read.case_sensitive)
+    of_files = FileFilter(bound, {})
 
     def may_match(file: ContentFile) -> bool:
         return of_files.of_file(file) is not False
@@ -201,15 +200,6 @@ def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None
         return changes.operation != Operation.REPLACE and (read.rewrites or may_match(file))
 
     return _first("another writer added the delete file", filter(counts, changes.deletes))
-
-
-def filter_columns(
-    row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True
-) -> frozenset[int]:
-    """Return the IDs of the columns that a filter names. Raises ValueError if one is missing."""
-    as_meant = as_sql(row_filter, schema, case_sensitive=case_sensitive)
-    bound = bind(schema, as_meant, case_sensitive=case_sensitive)
-    return frozenset(extract_field_ids(bound))
 
 
 def _first(what: str, files: Iterable[ContentFile]) -> str | None:

@@ -19,10 +19,10 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import FileScanTask
 
+from ...arrow_nested import cast_rows
 from ..read.records import ContentFile, ManifestEntry
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
@@ -64,7 +64,7 @@ def rewrite_without(
     reading and ``write_rows`` raise; then no new file is left.
     """
     schema = schema_with_lineage(view.schema, "set the property write.delete.mode to merge-on-read")
-    reader = TaskReader(view.files, view.parsed, schema, AlwaysTrue())
+    reader = TaskReader(view.files, view.parsed, schema)
     rows = _live_rows(plan, reader, committed_sequence_number)
     first = next(rows, None)
     if first is None:
@@ -82,7 +82,7 @@ def rewrite_without(
         groups = itertools.groupby(itertools.chain([first], rows), key=itemgetter(0))
         for _, of_file in groups:
             for _, batch in of_file:
-                writer.write(batch.cast(provided), in_turn=False)
+                writer.write(cast_rows(batch, provided), in_turn=False)
             writer.end_files()
     return writer.files
 

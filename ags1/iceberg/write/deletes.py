@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.expressions.visitors import bind
 from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..read.filters import as_sql
+from ..read.binding import bind_filter
 from ..read.planning import EncryptedPlanner, live_rows, path_of_all
+from ..read.pruning import FileFilter
 from ..read.records import ContentFile, ManifestEntry
 from ..read.tasks import Matches, TaskReader
 from .view import TableView
@@ -98,15 +98,9 @@ class DeletePlanner:
         case_sensitive: bool = True,
         exact: bool = True,
     ) -> None:
-        as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
-        bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)
+        bound = bind_filter(row_filter, view.schema, case_sensitive=case_sensitive)
         self._view = view
-        self._planner = _Planner(
-            table_metadata=view.parsed,
-            io=view.files,
-            row_filter=as_meant,
-            case_sensitive=case_sensitive,
-        )
+        self._planner = _Planner(view.parsed, view.files, FileFilter(bound, view.specs))
         self.whole: list[FileScanTask] = []
         self.unknown: list[FileScanTask] = []
         for task in self._planner.plan_files(view.manifests):
@@ -153,8 +147,8 @@ class _Planner(EncryptedPlanner):
     """A planner that remembers the entries of each file: a table may have a file twice, also in
     different partitions."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.entries: defaultdict[_Identity, list[ManifestEntry]] = defaultdict(list)
 
     def plan_manifest_entries(

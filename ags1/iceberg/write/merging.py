@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import FileScanTask
 
+from ...arrow_nested import cast_rows
 from ..read.ahead import in_order
 from ..read.records import ContentFile
 from ..read.tasks import TaskReader
@@ -89,7 +89,7 @@ class Merger:
         self._write_uuid = write_uuid
         self._plan = WritePlan(_metadata_for(view.metadata, target_size))
         schema = schema_with_lineage(view.schema)
-        self._reader = TaskReader(view.files, view.parsed, schema, AlwaysTrue())
+        self._reader = TaskReader(view.files, view.parsed, schema)
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class Merger:
                 joins_runs=True,
             ) as writer:
                 for batch in itertools.chain([first], rows):
-                    same = batch if batch.schema.equals(provided) else batch.cast(provided)
+                    same = batch if batch.schema.equals(provided) else cast_rows(batch, provided)
                     writer.write(same, in_turn=False)
         return writer.files
 

@@ -152,15 +152,14 @@ class Upsert:
         snapshot = view.snapshot
         if snapshot is None or not rows:
             return iter(())
-        # The rows get the current columns, not those of the snapshot's time.
-        snapshot = snapshot.model_copy(update={"schema_id": None})
         scan = EncryptedScan(
-            table_metadata=view.parsed.model_copy(update={"snapshots": [snapshot]}),
+            table_metadata=view.parsed,
             io=view.files,
             row_filter=self._filter(rows),
             selected_fields=("*",) if self._update else tuple(self._keys),
             case_sensitive=self._case_sensitive,
             snapshot_id=snapshot.snapshot_id,
+            schema_id=view.parsed.current_schema_id,
         )
         return iter(scan.to_arrow_batch_reader())
 

@@ -41,20 +41,6 @@ def naming(options: Mapping[str, str], schema: Schema) -> Callable[[str], str]:
     return own_name
 
 
-def name_now(name: str, then: Schema, now: Schema) -> str:
-    """Return the name that a column of one version of a schema has in another one; a name that the
-    first has not stays. Raises ValueError if the second does not have the column."""
-    if name not in then.column_names:
-        return name
-    found = now.find_column_name(then.find_field(name).field_id)
-    if found is None:
-        raise ValueError(
-            f"the column {name!r} was dropped after this snapshot, so no filter of the source can "
-            "use it: give it to where()"
-        )
-    return found
-
-
 def as_in_table(options: Mapping[str, str], frame: pa.Schema, schema: Schema) -> pa.Schema:
     """Return a frame's schema with the table's names for its columns. Raises ValueError as
     ``naming``, and if two columns of the frame are one of the table."""

@@ -18,7 +18,7 @@ from ...iceberg.distributed import (
     EncryptedScan,
     EncryptedTable,
     ScanJob,
-    bound_filter,
+    bind_filter,
     parse_filter,
     rename_columns,
 )
@@ -28,7 +28,7 @@ from ..planning_errors import in_few_words
 from ..splits import PART_SIZE, grouped
 from ..table_access import TableByOptions, open_of_options
 from ..workers import end_of_task
-from .column_names import name_now, naming
+from .column_names import naming
 from .snapshots import Pin, resolve_pin
 
 
@@ -41,27 +41,22 @@ def build_scan(
     pin = pin or resolve_pin(table, options)
     pin.check(table)
     schema = table.schemas()[pin.schema_id]
-    chosen = pin.own_columns_of
-    frame = schema if chosen is None else table.scan(snapshot_id=chosen).projection()
-    row_filter = parse_option_filter(options, schema=schema, frame=frame)
-    own_name = naming(options, frame)
-    columns = tuple(map(own_name, opt.names(options.get("columns")))) or ("*",)
-    scan = table.scan(row_filter, columns, snapshot_id=chosen)
-    version = {"current_snapshot_id": pin.snapshot_id, "current_schema_id": pin.schema_id}
-    scan = scan.update(table_metadata=scan.table_metadata.model_copy(update=version))
+    row_filter = parse_option_filter(options, schema=schema)
+    columns = tuple(map(naming(options, schema), opt.names(options.get("columns")))) or ("*",)
+    # A table without a snapshot may have one by now.
+    pinned = table.metadata.model_copy(update={"current_snapshot_id": pin.snapshot_id})
+    scan: EncryptedScan = table.scan(row_filter, columns, snapshot_id=pin.snapshot_id).update(
+        table_metadata=pinned, schema_id=pin.schema_id
+    )
     ScanJob.columns(scan)  # raises UnsupportedTypeError
     return scan
 
 
 def parse_option_filter(
-    options: Mapping[str, str],
-    name: str = "filter",
-    schema: Schema | None = None,
-    frame: Schema | None = None,
+    options: Mapping[str, str], name: str = "filter", schema: Schema | None = None
 ) -> BooleanExpression:
     """Return the row filter of an option, which is in PyIceberg's grammar; without it, all rows
-    match. Its columns have their names in ``schema``, if that is given. The option has those of
-    ``frame``, which is another version of the schema; by default the same. Raises ValueError."""
+    match. If ``schema`` is given, its columns are those of the schema. Raises ValueError."""
     text = options.get(name)
     if not text:
         return AlwaysTrue()
@@ -69,10 +64,9 @@ def parse_option_filter(
         parsed = parse_filter(text)
         if schema is None:
             return parsed
-        then = frame or schema
-        parsed = rename_columns(parsed, naming(options, then))
-        bound_filter(parsed, then)
-        return rename_columns(parsed, lambda name: name_now(name, then, schema))
+        parsed = rename_columns(parsed, naming(options, schema))
+        bind_filter(parsed, schema, metadata_columns=True)
+        return parsed
     except (TypeError, ValueError) as error:
         raise ValueError(f"the option {name!r} ({text!r}) is wrong: {error}") from error
 

@@ -22,13 +22,10 @@ _ID, _REF, _TIME = "snapshot-id", "branch", "as-of-timestamp"
 @dataclass(frozen=True, slots=True)
 class Pin:
     """The version of a table that a frame reads; pickled with the frame. ``snapshot_id`` is None
-    for a table without a snapshot, and ``schema_id`` that of the table's columns.
-    ``own_columns_of`` is the snapshot whose own columns the frame has; None if it has the
-    table's."""
+    for a table without a snapshot, and ``schema_id`` that of the frame's columns."""
 
     snapshot_id: int | None
     schema_id: int
-    own_columns_of: int | None = None
 
     def check(self, table: EncryptedTable) -> None:
         """Raise ValueError if the table does not have this version any more."""
@@ -61,8 +58,9 @@ def resolve_pin(table: EncryptedTable, options: Mapping[str, str]) -> Pin:
     if snapshot is None:
         raise ValueError(f"the table has no {missing}: correct the option {name!r} ({text!r})")
     ref = table.metadata.refs.get(text) if name == _REF else None
-    is_branch = ref is not None and ref.snapshot_ref_type == SnapshotRefType.BRANCH
-    return Pin(snapshot.snapshot_id, schema_id, None if is_branch else snapshot.snapshot_id)
+    if ref is None or ref.snapshot_ref_type != SnapshotRefType.BRANCH:
+        schema_id = table.scan(snapshot_id=snapshot.snapshot_id).schema.schema_id
+    return Pin(snapshot.snapshot_id, schema_id)
 
 
 def _number(options: Mapping[str, str], name: str) -> int:

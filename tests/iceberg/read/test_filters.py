@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import functools
 import operator
 import sqlite3
 import struct
@@ -21,10 +22,13 @@ from pyiceberg.expressions import (
     EqualTo,
     GreaterThan,
     In,
+    IsNull,
     LessThan,
     LessThanOrEqual,
+    Not,
     NotEqualTo,
     NotIn,
+    NotNull,
     NotStartsWith,
     Or,
     StartsWith,
@@ -479,3 +483,173 @@ OPERATORS = {
     "=": operator.eq,
     "!=": operator.ne,
 }
+
+
+# -- texts of filters, and their size
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Any:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    words = ["a", "ab", "abc", "a_", "a%", "a%b", "a\\", "", None]
+    rows = [{"id": number, "s": word} for number, word in enumerate(words)]
+    maker.commit(maker.add_parquet(rows))
+    return open_table(maker.write(), memory_kms())
+
+
+@pytest.mark.parametrize("pattern", ["a", "ab%", "a%", "%", "", r"a\_", r"a\%", r"a\%%", r"a\_%"])
+def test_like_is_that_of_sql(texts: Any, pattern: str) -> None:
+    rows = texts.scan().to_arrow().to_pylist()
+    for is_not in ("", "not "):
+        expected = in_sql(rows, f"s {is_not}like '{pattern}' escape '\\'")
+        assert ids(texts, f"s {is_not}like '{pattern}'") == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "way"),
+    [
+        ("a_", r"write '\\_'"),
+        ("_", r"write '\\_'"),
+        ("a_%", r"write '\\_'"),
+        (r"a\__", r"write '\\_'"),
+        ("a%b", "at the end of a string"),
+        ("%%", "at the end of a string"),
+        (r"a\\", "compare with = or !="),
+        (r"a\b", "compare with = or !="),
+        (r"a\\%", "compare with = or !="),
+    ],
+)
+def test_no_other_like_is_taken_for_another_pattern(catalog: Any, pattern: str, way: str) -> None:
+    rows = pa.table({"id": [0, 1], "s": ["a_", "ab"]})
+    table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
+    table.append(rows)
+    for is_not in ("", "not "):
+        text = f"id >= 0 and s {is_not}like '{pattern}'"
+        for use in (
+            table.scan,
+            table.scan().filter,
+            table.delete,
+            functools.partial(table.overwrite, rows),
+            table.incremental_append_scan().filter,
+            lambda text: table.incremental_append_scan(row_filter=text),
+            lambda text: table.inspect.partitions(row_filter=text),
+            lambda text: table.rewrite_data_files(row_filter=text),
+            lambda text: table.rekey(row_filter=text),
+        ):
+            with pytest.raises(ValueError, match=way):
+                use(text)
+    assert table.scan().count() == 2
+
+
+def test_a_filter_of_very_many_parts(texts: Any) -> None:
+    many = [EqualTo("id", number) for number in range(3, 3000)]
+    in_a_row: Any = functools.reduce(Or, many)
+    assert ids(texts, in_a_row) == [3, 4, 5, 6, 7, 8]
+    assert ids(texts, Not(in_a_row)) == [0, 1, 2]
+    assert texts.scan(in_a_row).count() == 6
+    assert ids(texts, " or ".join(f"id = {number}" for number in range(3, 700))) == ids(
+        texts, in_a_row
+    )
+    mixed: Any = EqualTo("id", 1)
+    for number in range(1500):
+        mixed = And(Or(mixed, EqualTo("id", number)), NotEqualTo("id", -1))
+    with pytest.raises(ValueError, match="the filter is nested too deeply"):
+        texts.scan(mixed)
+
+
+# -- names
+
+
+def test_a_name_is_that_of_one_column_with_a_value(catalog: Any) -> None:
+    columns = {"id": pa.array([0, 1]), "ID": pa.array([1, 0]), "l": pa.array([[1], None])}
+    rows = pa.table(
+        {**columns, "m": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64()))}
+    )
+    table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
+    table.append(rows)
+    assert ids(table, "ID = 0") == [1]
+    for use in (table.scan, table.delete):
+        with pytest.raises(ValueError, match="'Id' is ambiguous, because there are 'id' and 'ID'"):
+            use(EqualTo("Id", 0), case_sensitive=False).to_arrow()
+        for name in ("l.element", "m.key", "m.value"):
+            with pytest.raises(ValueError, match=f"'{name}' is inside a list or map"):
+                use(IsNull(name)).to_arrow()
+    with pytest.raises(TypeError, match="already bound"):
+        table.scan(EqualTo("id", 0).bind(table.schema())).to_arrow()
+    assert table.scan().count() == 2
+
+
+@pytest.mark.parametrize("kind", ["int", "long"])
+def test_numbers_between_and_beyond_integers(tmp_path: Path, kind: str) -> None:
+    end = 2 ** (31 if kind == "int" else 63)
+    columns = [COLUMNS[0], {"id": 2, "name": "p", "type": kind}]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms())
+    numbers = [-end, -1, 0, 1, end - 1]
+    rows = [{"id": i, "p": p} for i, p in enumerate([*numbers, None])]
+    maker.commit(maker.add_parquet(rows))
+    table = open_table(maker.write(), memory_kms())
+    for text in ("0.5", "-0.5", "1.0", f"{end}.0", f"{end}.5", f"-{end}.5", f"-{end * end}.5"):
+        for sign, holds in OPERATORS.items():
+            expected = [i for i, p in enumerate(numbers) if holds(p, decimal.Decimal(text))]
+            assert ids(table, f"p {sign} {text}") == expected, (sign, text)
+
+
+# -- fields of structs, and columns of another version
+
+
+@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+@pytest.mark.parametrize("kind", ["parquet", "avro"])
+def test_a_required_field_is_null_where_its_struct_is(catalog: Any, kind: str, mode: str) -> None:
+    inner = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    outer = pa.struct([pa.field("in", inner, nullable=False)])
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("a", outer)])
+    given = [{"id": 0, "a": None}, {"id": 1, "a": {"in": {"x": 1}}}, {"id": 2, "a": None}]
+    rows = pa.Table.from_pylist(given, schema=schema)
+    properties = {"write.format.default": kind, "write.delete.mode": mode}
+    table = catalog.create_table(
+        "db.t", schema, properties={"encryption.key-id": "keyA", **properties}
+    )
+    table.append(rows)
+    for name in ("a", "a.in", "a.in.x"):
+        assert ids(table, IsNull(name)) == [0, 2]
+        assert table.scan(NotNull(name)).count() == 1
+    # A required column is null in no row.
+    assert ids(table, IsNull("id")) == []
+    assert ids(table, NotNull("id")) == [0, 1, 2]
+    table.overwrite(rows.slice(0, 1), IsNull("a.in.x"))
+    assert ids(table, "true") == [0, 1]
+    table.delete(NotNull("a.in.x"))
+    assert ids(table, "true") == [0]
+    table.upsert(rows, ["id"])
+    with table.update_spec() as spec:
+        spec.add_identity("a.in.x")
+    table.dynamic_partition_overwrite(rows.slice(2))
+    assert ids(table, "true") == [1, 2]
+    assert table.inspect.partitions(row_filter=NotNull("a.in.x"))["record_count"].to_pylist() == [2]
+
+
+def test_a_snapshot_and_a_tag_have_their_own_columns_and_a_branch_the_tables(catalog: Any) -> None:
+    rows = pa.table({"id": [1, 2], "a": [10, 20], "b": [1, 2], "gone": [5, 6]})
+    table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
+    table.append(rows)
+    first = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_tag(first, "tag").create_branch(first, "branch").commit()
+    with table.update_schema() as update:
+        update.rename_column("a", "c").rename_column("b", "a").delete_column("gone")
+    with table.update_schema() as update:
+        update.rename_column("c", "b")
+    for of_then in (table.scan(snapshot_id=first), table.scan().use_ref("tag")):
+        assert of_then.to_arrow() == rows
+        assert of_then.filter("a = 10").to_arrow() == of_then.filter("gone = 5").to_arrow()
+        assert of_then.filter("a = 10").count() == of_then.filter("a > 5 and b < 2").count() == 1
+        assert of_then.filter("a = 1").plan_files() == []
+    now = rows.rename_columns(["id", "b", "a", "gone"]).drop(["gone"])
+    for of_now in (table.scan(), table.scan().use_ref("main"), table.scan().use_ref("branch")):
+        assert of_now.to_arrow() == now
+        assert of_now.filter("b = 10").select("id").to_arrow()["id"].to_pylist() == [1]
+        assert of_now.filter("a = 10").count() == 0
+        with pytest.raises(ValueError, match="gone"):
+            of_now.filter("gone = 5").count()
+    partitions = table.inspect.partitions
+    assert len(partitions(snapshot_id=first, row_filter="gone = 5")) == 1
+    assert len(partitions(row_filter="b = 10")) == 1

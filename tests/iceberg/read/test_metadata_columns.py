@@ -16,7 +16,6 @@ from pyiceberg.types import LongType, NestedField, StringType
 from table_maker import Entry, TableMaker
 
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.read.filters import bound_filter
 from ags1.iceberg.read.tasks import TaskReader
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -226,8 +225,7 @@ def test_splits_count_rows_from_the_file_s_first(tmp_path: Path, kind: str) -> N
     table = opened(maker)
     scan = table.scan("id >= 7", selected_fields=("id", "_pos", "_row_id"))
     (task,) = scan.plan_files()
-    bound = bound_filter(scan.row_filter, table.schema())
-    reader = TaskReader(table.files, table.metadata, scan.projection(), bound)
+    reader = TaskReader(table.files, table.metadata, scan.projection(), scan.bound_filter)
     size = task.file.file_size_in_bytes
     part = size // 5
     splits = [(begin, min(part, size - begin)) for begin in range(0, size, part)]

@@ -25,7 +25,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField, StructType
 
 from ags1.iceberg import VariantType
-from ags1.iceberg.read.filters import as_sql
+from ags1.iceberg.read.binding import bind_filter
 from ags1.iceberg.read.pruning import FileFilter
 from ags1.iceberg.write.partitions import Partitioner
 
@@ -224,7 +224,7 @@ def check(kind: str, transform: str, chance: random.Random, count: int) -> None:
     ]
     result = parse_transform(transform).result_type(schema.find_type(1))
     for expression, matches in itertools.islice(filters(kind, chance), count):
-        of_files = FileFilter(as_sql(expression, schema), schema, {0: spec})
+        of_files = FileFilter(bind_filter(expression, schema), {0: spec})
 
         def agree(
             answer: bool | None,
@@ -280,7 +280,9 @@ def test_a_bound_that_is_no_value_says_nothing(
 ) -> None:
     schema = Schema(NestedField(1, "x", kind, required=False))
     spec = PartitionSpec(PartitionField(1, 1000, parse_transform("identity"), "p"))
-    of_files = FileFilter(ex.EqualTo("x", literal), schema, {0: spec, 1: PartitionSpec(spec_id=1)})
+    of_files = FileFilter(
+        bind_filter(ex.EqualTo("x", literal), schema), {0: spec, 1: PartitionSpec(spec_id=1)}
+    )
     file = entry(null_value_counts=0, **dict.fromkeys(bounds, bound))
     file.spec_id = 1
     assert of_files.of_file(file) is None
@@ -303,7 +305,7 @@ def test_old_versions_of_java_rounded_times_before_1970_up(
     file = entry()
     file.partition, file.spec_id = Record(0), 0
     before = {"timestamp": "1969-12-31T23:00:00", "date": "1969-12-31"}[kind]
-    of_files = FileFilter(ex.EqualTo("x", before), schema, {0: spec})
+    of_files = FileFilter(bind_filter(ex.EqualTo("x", before), schema), {0: spec})
     assert of_files.of_file(file) is (False if is_pruned else None)
 
 
@@ -314,8 +316,8 @@ def test_rows_without_a_struct_are_in_no_count_of_its_columns() -> None:
     bounds = dict.fromkeys(("lower_bounds", "upper_bounds"), to_bytes(inner.field_type, 1.5))
     file = entry(value_counts=3, null_value_counts=0, nan_value_counts=0, **bounds)
     for expression in (ex.IsNull("s.x"), ex.NotNull("s.x"), ex.EqualTo("s.x", 1.5)):
-        assert FileFilter(expression, schema, {}).of_file(file) is None
-    assert FileFilter(ex.EqualTo("s.x", 2.5), schema, {}).of_file(file) is False
+        assert FileFilter(bind_filter(expression, schema), {}).of_file(file) is None
+    assert FileFilter(bind_filter(ex.EqualTo("s.x", 2.5), schema), {}).of_file(file) is False
 
 
 def test_bounds_of_a_variant_are_not_its_own() -> None:
@@ -323,8 +325,8 @@ def test_bounds_of_a_variant_are_not_its_own() -> None:
     schema = Schema(NestedField(1, "v", VariantType()))
     bound = b"\x01\1\0\5$['a']\x02\1\0\0\2\x0c\1"
     file = entry(value_counts=4, null_value_counts=0, lower_bounds=bound, upper_bounds=bound)
-    assert FileFilter(ex.IsNull("v"), schema, {}).of_file(file) is False
-    assert FileFilter(ex.NotNull("v"), schema, {}).of_file(file) is True
+    assert FileFilter(bind_filter(ex.IsNull("v"), schema), {}).of_file(file) is False
+    assert FileFilter(bind_filter(ex.NotNull("v"), schema), {}).of_file(file) is True
 
 
 # -- whole tables

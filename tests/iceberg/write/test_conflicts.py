@@ -32,13 +32,14 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
+from ags1.iceberg.read.binding import bind_filter
 from ags1.iceberg.read.records import (
     DATA,
     EQUALITY_DELETES,
     POSITION_DELETES,
     ContentFile,
 )
-from ags1.iceberg.write.conflicts import Changes, Read, filter_columns, find_conflict
+from ags1.iceberg.write.conflicts import Changes, Read, find_conflict
 from ags1.iceberg.write.history import snapshots_since
 from ags1.iceberg.write.snapshot import FileChange, SnapshotProducer
 
@@ -183,7 +184,7 @@ def conflict(
     files: frozenset[str] = frozenset({"read"}),
 ) -> str | None:
     return find_conflict(
-        Read(parse(row_filter), files, filter_columns(parse(row_filter), SCHEMA)),
+        Read(parse(row_filter), files, bind_filter(parse(row_filter), SCHEMA).field_ids),
         [changes],
         SCHEMA,
         isolation,
