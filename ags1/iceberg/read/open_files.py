@@ -80,6 +80,8 @@ class OpenParquet:
             parquet = ds.ParquetFileFormat(
                 default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
                 dictionary_columns=dictionary_columns or None,
+                # As nanoseconds, INT96 ends in 2262, and later times would be others.
+                coerce_int96_timestamp_unit="us",
             )
             with _arrow_errors(files, file):
                 self._fragment = parquet.make_fragment(*source)

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import memory_kms
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, EqualTo, GreaterThan
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -1064,3 +1064,32 @@ def test_an_avro_file_cut_at_a_block_raises(tmp_path: Path) -> None:
 def test_the_longest_prefix_that_ends_at_a_slash_is_replaced(location: str, expected: str) -> None:
     places = {"file:/a": "/x", "file:/a/deep/": "/y/", "s3://bucket": "file:///z"}
     assert mapped_location(location, places) == expected
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamptz"])
+def test_int96_of_any_year_is_the_time_that_it_says(tmp_path: Path, kind: str) -> None:
+    columns = [
+        COLUMNS[0],
+        {"id": 8, "name": "t", "type": kind},
+        {
+            "id": 9,
+            "name": "s",
+            "type": {"type": "struct", "fields": [{"id": 10, "name": "t", "type": kind}]},
+        },
+    ]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms())
+    texts = ["0001-01-01", "1677-09-20", "9999-12-31T23:59:59.999999", "2025-07-01"]
+    utc = datetime.timezone.utc if kind == "timestamptz" else None
+    times = [datetime.datetime.fromisoformat(text).replace(tzinfo=utc) for text in texts]
+    given = [{"id": i, "t": time, "s": {"t": time}} for i, time in enumerate(times)]
+    rows = pa.Table.from_pylist(given, schema=schema_to_pyarrow(maker.schema))
+    # As Hive and Spark 2 wrote times.
+    maker.commit(maker.add_parquet_of(rows, use_deprecated_int96_timestamps=True))
+    table = open_table(maker.write(), memory_kms())
+    assert table.scan().to_arrow().to_pylist() == given
+    for number, time in enumerate(times):
+        for name in ("t", "s.t"):
+            same = table.scan(EqualTo(name, time.isoformat()))
+            assert same.to_arrow()["id"].to_pylist() == [number]
+            later = table.scan(GreaterThan(name, time.isoformat()))
+            assert later.count() == sum(other > time for other in times)
