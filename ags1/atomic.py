@@ -221,11 +221,15 @@ class StagedFile(AtomicFile):
     """Bytes on their way to a name, which ``commit`` leaves at ``temporary``: another file comes
     first, and then ``publish``. ``discard`` removes them, and so does dropping this object."""
 
+    _is_staged = False
+
     def _publish(self) -> None:
         self._finish(self.temporary)
+        self._is_staged = True
 
     def __del__(self) -> None:
-        self.published = False
+        if self._is_staged:
+            self.published = False
         super().__del__()
 
 
@@ -270,9 +274,9 @@ def _give(fd: int, like: os.stat_result, mode: int | None, name: str) -> None:
         own = os.fstat(fd)
     if (own.st_uid, own.st_gid) != wanted:
         warnings.warn(
-            f"{name}: it belonged to user {like.st_uid} and group {like.st_gid}, and belongs to "
-            f"user {own.st_uid} and group {own.st_gid} now: the system does not let this user give "
-            "it back",
+            f"{name}: it should belong to user {like.st_uid} and group {like.st_gid}, and belongs "
+            f"to user {own.st_uid} and group {own.st_gid}: the system does not let this user give "
+            "it to them",
             FileWarning,
             stacklevel=4,
         )

@@ -1,5 +1,5 @@
 # Targets of the Makefile that take long or need much. A workflow runs most of them each week.
-.PHONY: fuzz forged mutants corpus cluster engines histories commits connect bench-peers debug sanitize fips freethreaded aarch64
+.PHONY: fuzz forged mutants corpus cluster engines histories commits model connect bench-peers debug sanitize fips freethreaded aarch64
 
 # Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
 fuzz: dev $(VENV)/.with-fuzz
@@ -35,6 +35,11 @@ histories: export SPARK_SUBMIT_OPTS ?= $(ARCHIVED)
 histories: native jvm $(VENV)/.with-interop $(CLASSES)
 	AGS1_TEST_HISTORIES=$${AGS1_TEST_HISTORIES:-100} $(BIN)/python -m pytest -m interop \
 		tests/interop/test_plugin_histories.py
+
+# Files and their sidecars in 20,000 drawn orders of the requests of several processes.
+model: export AGS1_TEST_MODEL ?= 20000
+model: dev
+	$(BIN)/python -m pytest tests/filesystem/test_model.py
 
 # 10,000 commits of eight threads in each of four catalogs, 100 in each test: what was acknowledged is
 # there. An hour.

@@ -161,7 +161,24 @@ class _LogLines(logging.Handler):
     """Prints what the library logs, one line for each message."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_error(f"warning: {record.getMessage()}")
+        kind = "warning: " if record.levelno >= logging.WARNING else ""
+        print_error(f"{kind}{record.getMessage()}")
+
+
+@contextlib.contextmanager
+def log_as_lines(name: str) -> Iterator[None]:
+    """Print also what a logger of the library says at the level INFO: in a log it takes the place
+    of a progress bar."""
+    logger, handler = logging.getLogger(name), _LogLines()
+    handler.addFilter(lambda record: record.levelno < logging.WARNING)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager

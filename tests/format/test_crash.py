@@ -57,6 +57,8 @@ source, sealed, target, length, way = *sys.argv[1:4], int(sys.argv[4]), sys.argv
 if way == "named" and hasattr(os, "O_TMPFILE"):
     del os.O_TMPFILE
 import ags1
+for name in ags1.__all__:
+    getattr(ags1, name)  # loads it, before the child is ready
 overwrite, mode = way != "new", "xb" if way == "new" else "wb"
 data = open(source, "rb").read()
 print("ready", flush=True)
@@ -134,7 +136,7 @@ def test_a_killed_process_leaves_the_target_whole_or_absent(
 FORBIDDEN = """
 import ctypes, errno, os, struct, sys
 from pathlib import Path
-import ags1
+import ags1, ags1.atomic
 
 numbers = {"x86_64": (265, 86), "aarch64": (37,)}[os.uname().machine]
 load, equal, answer, allow = 0x20, 0x15, 0x06, 0x7FFF0000
@@ -435,6 +437,8 @@ class AtExit:
         print("worked")
 path = sys.argv[1]
 open(path, "wb").write(bytes(3 << 20))
+for name in ags1.__all__:
+    getattr(ags1, name)  # nothing can be imported at the very end
 last = AtExit()
 """
 

@@ -33,7 +33,7 @@ def open_by_reference(sealed: ags1.Sealed) -> bytes:
 def test_a_sealed_message_is_a_tuple_that_has_no_hash() -> None:
     sealed, [other] = ags1.encrypt(b"data"), ags1.encrypt_many([b"data"])
     for pair in (sealed, other):
-        assert type(pair) is ags1.oneshot.Sealed
+        assert type(pair) is ags1.Sealed
         assert pair == (pair.data, pair.key_metadata)
         with pytest.raises(TypeError, match="unhashable"):
             hash(pair)

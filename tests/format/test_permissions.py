@@ -102,7 +102,7 @@ def test_who_may_not_give_a_file_away_is_told(
         path.chmod(mode)
         said = run_python(REPLACING, path).stderr
         status = path.stat()
-    assert f"belonged to user 0 and group {group}, and belongs to user {NOBODY}" in said
+    assert f"should belong to user 0 and group {group}, and belongs to user {NOBODY}" in said
     assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY)
     assert stat.S_IMODE(status.st_mode) == expected
 

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hmac
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -104,6 +105,7 @@ class Folders:
         assert sidecars == {f"{name}.ags1.keys" for name in rows}
         for name, row in rows.items():
             sidecar = sidecar_path(row.target)
+            assert os.stat(sidecar).st_mode == os.stat(row.target).st_mode
             assert [key.key_id for key in read_sidecar(sidecar).file_keys] == [row.key_id]
             km = keychain.open(sidecar, row.target)
             plain = (self.source / name).read_bytes()
@@ -975,10 +977,14 @@ def test_paths_in_a_data_frame(folders: Folders) -> None:
     assert contents(folders.target).keys() == {"a.ags1", "b.ags1"}
 
 
-def test_progress_is_told(folders: Folders) -> None:
+def test_progress_is_told(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
     folders.write(a=3 * MIB, b=1000)
     told: list[tuple[int, int]] = []
-    folders.encrypt(progress=lambda done, total: told.append((done, total)))
+    with caplog.at_level(logging.INFO, "ags1.spark.jobs.report"):
+        folders.encrypt(progress=lambda done, total: told.append((done, total)))
+    # A log gets a line for each wave.
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[-1] == "encrypt: 2 of 2 files, 0.0 of 0.0 GB, 0 failed"
     total = 3 * MIB + 1000
     assert told[0] == (0, total)
     assert told[-1] == (total, total)

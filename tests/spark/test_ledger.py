@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import functools
 import itertools
@@ -12,10 +13,11 @@ import socket
 import stat
 import threading
 import time
+import tracemalloc
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +63,7 @@ from ags1.spark.storage import local_files as files
 from ags1.spark.storage import places as storages
 from ags1.spark.storage import remote as remote_storage
 from ags1.spark.storage.local import LOCAL, LocalStorage
-from ags1.spark.storage.packed import DigestMap
+from ags1.spark.storage.packed import DigestMap, PackedRows
 from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
 from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
 from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
@@ -763,6 +765,57 @@ def test_facts_in_little_memory(changes: list[tuple[str, int | None]]) -> None:
             found[text] = expected[text] = bytes([number]) * 16
     for text in [*expected, *(text for text, _ in changes), "none"]:
         assert found.get(text) == expected.get(text)
+
+
+class _Pair(NamedTuple):
+    name: str
+    other: str
+    text: str
+
+
+# Of `make test`: verification by a job.
+@pytest.mark.slow
+@pytest.mark.variant
+@given(st.lists(st.tuples(st.text(max_size=2), st.none() | st.integers(1, 99)), max_size=300))
+def test_rows_in_little_memory(changes: list[tuple[str, int | None]]) -> None:
+    """They are those of a dictionary, in the order in which they came last."""
+    expected: dict[str, _Pair] = {}
+    found: PackedRows[_Pair] = PackedRows(_Pair._make, lambda pair: pair.name)
+    for n, (name, number) in enumerate([*((f"many{n}", n) for n in range(200)), *changes]):
+        expected.pop(name, None)
+        if number is None:
+            found.pop(name, None)
+        else:
+            found[name] = expected[name] = _Pair(name, f"other{number % 7}", f"text{n}")
+    assert list(found) == list(expected.values())
+    for name in [*expected, *(name for name, _ in changes), "none"]:
+        assert found.get(name) == expected.get(name)
+        assert (name in found) == (name in expected)
+    others = {pair.other: pair for pair in expected.values()}
+    by_other = found.by(lambda pair: pair.other)
+    assert {name: by_other.get(name) for name in others} == others
+    assert list(found.drained()) == list(expected.values())
+
+
+@pytest.mark.thread_unsafe(reason="tracemalloc traces all threads")
+def test_keys_need_little_memory() -> None:
+    """For a million names the driver needs at most 500 MiB. It has most of them twice."""
+    count = 20_000
+    kek = base64.b64encode(os.urandom(60)).decode()
+
+    def row(n: int) -> _Pair:
+        own = base64.b64encode(os.urandom(110)).decode()
+        return _Pair(f"/data/region={n % 17}/part-{n:08}.ags1", f"{n}.ags1", f"{kek * 3}{own}")
+
+    tracemalloc.start()
+    try:
+        rows: PackedRows[_Pair] = PackedRows(_Pair._make, lambda pair: pair.name)
+        for n in range(count):
+            rows[f"/data/region={n % 17}/part-{n:08}.ags1"] = row(n)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size / count < 300
 
 
 def test_tasks_are_few_and_even() -> None:

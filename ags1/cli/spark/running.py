@@ -4,13 +4,23 @@ last either the summary or the error that ended the command."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .. import console
-from ..console import Output, counted, print_error, print_json, print_line, warnings_as_lines
+from ..console import (
+    Output,
+    counted,
+    log_as_lines,
+    print_error,
+    print_json,
+    print_line,
+    warnings_as_lines,
+)
 from ..exits import EXPECTED, Command, Exit, Failure, ReaderGoneError, describe, one_line
 from ..options import flag, grouped, output
 from ..report import describe_failure, progress_line
@@ -20,6 +30,8 @@ from .session import build_report, master, verbose, when_needed
 if TYPE_CHECKING:
     from ...spark.jobs import Summary
 
+# The logger with a line for each wave of a job.
+_PROGRESS = "ags1.spark.jobs.report"
 _DONE = {
     "encrypt": "encrypted",
     "decrypt": "decrypted",
@@ -153,15 +165,18 @@ def _as_json(failure: Failure) -> Exit:
 def run(function_name: str, options: RunOptions, *paths: Any, **more: Any) -> int:
     """Call a function of ``ags1.spark.jobs`` and report what it did. Spark starts when there is
     something to do."""
+    out = options.out
+    is_logged = not (out.quiet or out.as_json or (sys.stderr and sys.stderr.isatty()))
     selects_files = function_name != "rewrap_ledger"  # which knows no sizes
     more["cores"] = options.cores
     if selects_files:
         names = ("include", "exclude", "max_failures", "dry_run")
         more |= {name: getattr(options, name) for name in names}
     with (
-        warnings_as_lines(quiet=options.out.quiet or options.out.as_json),
+        warnings_as_lines(quiet=out.quiet or out.as_json),
+        log_as_lines(_PROGRESS) if is_logged else contextlib.nullcontext(),
         when_needed(options.master, verbose=options.verbose) as spark,
-        progress_line("", options.out) as progress,
+        progress_line("", out) as progress,
     ):
         from ...spark import jobs
 

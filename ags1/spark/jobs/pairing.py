@@ -35,14 +35,14 @@ def add_key(row: Row) -> bool:
         both = _with_keys_of(old, ours, path, may_replace=row.replaces)
     data = both.to_bytes()
     if data != old:
-        storage.write_small(path, data, job_id=row.job_id)
+        storage.write_small(path, data, row=row)
     return row.replaces and both != ours
 
 
 def drop_old_keys(row: Row) -> None:
     """Write a sidecar that has only a row's key beside its target. Raises OSError."""
     storage, path, ours = _place(row)
-    storage.write_small(path, ours.to_bytes(), job_id=row.job_id)
+    storage.write_small(path, ours.to_bytes(), row=row)
 
 
 def remove_key(row: Row) -> None:
@@ -55,7 +55,7 @@ def remove_key(row: Row) -> None:
         if rest is None:
             storage.remove(path)
         elif rest != old:
-            storage.write_small(path, rest.to_bytes(), job_id=row.job_id)
+            storage.write_small(path, rest.to_bytes(), row=row)
 
 
 def _place(row: Row) -> tuple[Storage, str, Sidecar]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -11,6 +12,8 @@ from typing import TypeAlias
 from ..ledger import DONE, FAILED, SKIPPED, Row
 from ..storage.pieces import Item
 from .work import NO_ROOM, Result, failed
+
+_log = logging.getLogger(__name__)
 
 # In a summary; the ledger has them all.
 MAX_FAILURES = 1000
@@ -84,14 +87,15 @@ class Summary:
 
 class Report:
     """What a run of a job reports. ``max_failures``: when so many files have failed, no other one
-    is begun. ``master_key_id`` is that of new keys, and ``total`` the bytes of all sources."""
+    is begun. ``master_key_id`` is that of new keys, and ``total`` the bytes of all sources, which
+    are ``count`` files."""
 
     def __init__(
         self, operation: str, job_id: str, progress: Progress | None, max_failures: int | None
     ) -> None:
         self.summary = Summary(operation)
         self.master_key_id: str | None = None
-        self.total = 0
+        self.total = self.count = 0
         self._job_id = job_id
         self._progress = progress
         self._max_failures = max_failures
@@ -114,6 +118,20 @@ class Report:
         self._told = max(self._told, min(done, self.total))
         if self._progress is not None:
             self._progress(self._told, self.total)
+
+    def wave_ended(self) -> None:
+        """Log how far the job is: a batch job has no other sign of life."""
+        summary = self.summary
+        tried = summary.done + summary.skipped + summary.failed
+        _log.info(
+            "%s: %d of %d files, %.1f of %.1f GB, %d failed",
+            summary.operation,
+            tried,
+            self.count,
+            summary.size / 1e9,
+            self.total / 1e9,
+            summary.failed,
+        )
 
     def row(self, item: Item, result: Result) -> Row:
         """Return the row of an item. A result with an error has neither a key nor bytes."""

@@ -191,6 +191,7 @@ class Job:
         report, summary = self._report, self.summary
         report.master_key_id = master_key_id
         report.total = sum(item.source_size for item in items)
+        report.count = len(items)
         report.tell(0)
         if master_key_id is None:
             keys.check(item.wrapped or "" for item in items)

@@ -8,7 +8,7 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from ...errors import FormatError, KeyMetadataError, TruncatedError
 from ...keys.sidecar import SUFFIX as KEYS
 from ...layout import encrypted_size
 from ..ledger import DONE, ENCRYPT, Ledger, Row
-from ..storage.packed import DigestMap, Packed
+from ..storage.packed import DigestMap, Packed, PackedRows
 from ..storage.pieces import BLOCK_SIZE, Item
 from ..storage.places import absolute, find, open_storage
 from ..storage.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
@@ -99,7 +99,7 @@ class Selection:
         if paths is None:
             yield from self._all_encrypted(by_target)
             return
-        by_name = {f"{row.relative_path}{SUFFIX}": row for row in by_target.values()}
+        by_name = by_target.by(lambda row: f"{row.relative_path}{SUFFIX}")
         for file in self.listed(paths):
             row = by_target.get(file.path) or by_name.get(file.relative_path)
             if row is None and _is_sidecar_of(file, by_target, by_name):
@@ -164,12 +164,13 @@ class Selection:
         self.unchanged += 1
         return False
 
-    def _encrypted_rows(self) -> dict[str, Row]:
+    def _encrypted_rows(self) -> PackedRows[Row]:
         """Return the rows of all encrypted files by target, also those of a job that was killed or
         that is writing now."""
         pending = [row for batch in self._ledger.pending() for row in batch.rows]
         columns = ("source_size", "relative_path", "key_metadata")
-        by_target = self._ledger.done(ENCRYPT, columns)
+        by_target: PackedRows[Row] = PackedRows(Row._make, lambda row: row.target)
+        self._ledger.facts(by_target, ENCRYPT, columns, lambda row: row)
         pending = [row for row in pending if (row.operation, row.status) == (ENCRYPT, DONE)]
         with ThreadPoolExecutor(REQUESTS, "ags1-names") as pool:
             for row, is_named in zip(pending, pool.map(has_its_name, pending), strict=True):
@@ -177,36 +178,47 @@ class Selection:
                     by_target[row.target] = row
         return by_target
 
-    def _all_encrypted(self, by_target: Mapping[str, Row]) -> Iterator[tuple[SourceFile, Row]]:
-        by_storage: dict[int, list[str]] = {}
-        storages: dict[str, int] = {}
-        for path, row in by_target.items():
+    def _all_encrypted(self, by_target: PackedRows[Row]) -> Iterator[tuple[SourceFile, Row]]:
+        folders: dict[int, tuple[str, int]] = {}  # of each storage, with the number of files
+        for row in by_target:
+            path = row.target
             if not self._wanted(row.relative_path, False):
                 self.passed_over[EXCLUDED] = self.passed_over.get(EXCLUDED, 0) + 1
                 continue
             try:
-                storages[path] = id(open_storage(path))
+                storage = id(open_storage(path))
             except (OSError, ValueError) as error:
                 self._fail(_unlisted(path, row.relative_path), error)
             else:
-                by_storage.setdefault(storages[path], []).append(path)
+                prefix, count = folders.get(storage, (path, 0))
+                # commonpath would not return a URL.
+                shared = os.path.commonprefix((prefix, path))  # noqa: RUF071
+                folders[storage] = shared, count + 1
         status_of = {}
-        for number, paths in by_storage.items():
-            # commonpath would not return a URL.
-            folder = os.path.dirname(os.path.commonprefix(paths) + "x")  # noqa: RUF071
-            status_of[number] = open_storage(folder).statuses(folder, len(paths), follow=True)
-        for path, number in storages.items():
-            row = by_target[path]
+        for storage, (prefix, count) in folders.items():
+            folder = os.path.dirname(prefix + "x")
+            status_of[storage] = open_storage(folder).statuses(folder, count, follow=True)
+        for row in by_target.drained():
+            path = row.target
             try:
-                status = status_of[number](path)
-                if status is None:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            except (OSError, ValueError) as error:
-                self._fail(_unlisted(path, row.relative_path), error)
-                continue
-            file = SourceFile(path, row.relative_path, *status)
-            if self._has_its_length(file, row):
-                yield file, row
+                storage = id(open_storage(path))
+            except (OSError, ValueError):
+                continue  # it has failed above
+            if self._wanted(row.relative_path, False):
+                yield from self._with_status(row, status_of[storage])
+
+    def _with_status(self, row: Row, status_of: StatusOf) -> Iterator[tuple[SourceFile, Row]]:
+        path = row.target
+        try:
+            status = status_of(path)
+            if status is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        except (OSError, ValueError) as error:
+            self._fail(_unlisted(path, row.relative_path), error)
+            return
+        file = SourceFile(path, row.relative_path, *status)
+        if self._has_its_length(file, row):
+            yield file, row
 
     def _has_its_length(self, file: SourceFile, row: Row) -> bool:
         """Return whether a file has the length in its row, by which it is cut."""
@@ -224,9 +236,7 @@ class Selection:
         self.failures.append(Failure(file, target, error))
 
 
-def _is_sidecar_of(
-    file: SourceFile, by_target: Mapping[str, Row], by_name: Mapping[str, Row]
-) -> bool:
+def _is_sidecar_of(file: SourceFile, by_target: PackedRows[Row], by_name: PackedRows[Row]) -> bool:
     """Whether a file is the sidecar of an encrypted file of the ledger."""
     path, name = file.path.removesuffix(KEYS), file.relative_path.removesuffix(KEYS)
     return path != file.path and (path in by_target or name in by_name)

@@ -135,6 +135,7 @@ class Waves:
             for wave, results in finished:
                 pace.finished(wave, time.monotonic() - begun)
                 self._finish(wave, results)
+                report.wave_ended()
         report.tell(report.total)
         return tried
 

@@ -19,9 +19,9 @@ from functools import partial
 
 from ... import private_file
 from ..._gcm import random_bytes
-from ...atomic import publish, sync
+from ...atomic import AtomicFile, publish, sync
 from ...errors import Ags1Error
-from ...keys.sidecar import MAX_SIDECAR_SIZE
+from ...keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX
 from ...source import regular_file
 from ..ledger import Row
 from ..paths import local_path
@@ -299,16 +299,22 @@ class LocalStorage:
     def read_small(self, path: str) -> bytes:
         return private_file.read(local_path(path) or path, MAX_SIDECAR_SIZE)[0]
 
-    def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
+    def write_small(self, path: str, data: bytes, *, row: Row | None = None) -> None:
         path = local_path(path) or path
-        if job_id is None:
-            private_file.write(path, data, overwrite=True, durable=True)
+        like = _status_of_file(path, row)
+        if row is None:
+            with AtomicFile(path, overwrite=True, like=like) as out:
+                out.write(data)
             return
-        staged = files.staged_path(path, job_id, random_bytes(8).hex())
+        staged = files.staged_path(path, row.job_id, random_bytes(8).hex())
         fd = files.create(staged)
         try:
             with open(fd, "wb") as file:
                 file.write(data)
+                if like is not None:
+                    with contextlib.suppress(OSError):  # not a group of this user
+                        os.fchown(fd, -1, like.st_gid)
+                    os.fchmod(fd, stat.S_IMODE(like.st_mode) & 0o777)
             os.rename(staged, path)
         except BaseException:
             files.remove(staged)
@@ -398,6 +404,19 @@ def _staged(row: Row) -> tuple[str, files.Trace]:
         message = "the ledger names no file that a job stages"
         raise NothingStagedError(errno.EINVAL, message, row.target)
     return os.path.join(os.path.dirname(row.target), staged[0]), staged[1]
+
+
+def _status_of_file(sidecar: str, row: Row | None) -> os.stat_result | None:
+    """Return the status of the file of a sidecar, which may be staged by the job of ``row``; None
+    if it is not there."""
+    paths = [sidecar.removesuffix(SUFFIX)]
+    if row is not None:
+        with contextlib.suppress(NothingStagedError):
+            paths.insert(0, _staged(row)[0])
+    for path in paths:
+        with contextlib.suppress(OSError):
+            return os.stat(path)
+    return None
 
 
 def _is_published(row: Row, trace: files.Trace) -> bool:

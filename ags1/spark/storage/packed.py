@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 import pickle
 import zlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from .protocol import SourceFile
 
 _CHUNK = 4096
+# Rows that are looked up: a chunk has few, because all of it is unpacked for one. Some are kept.
+_ROWS, _KEPT = 64, 16
 _LEVEL = 1  # zlib's fastest
 
 # The bytes of a digest and of a slot with two of them.
@@ -51,6 +54,83 @@ class Packed(Collection[T]):
         for chunk in self._chunks:
             yield from map(self._make, _unpacked(chunk))
         yield from self._newest
+
+
+class PackedRows(Generic[T]):
+    """A dictionary of tuples in little memory, which iterates over its values, in the order in
+    which they came. ``key`` returns a tuple's key. It is fast if values are looked up nearly in the
+    order in which they came, as those of a ledger are."""
+
+    def __init__(
+        self,
+        make: Callable[[Iterable[object]], T],
+        key: Callable[[T], str],
+    ) -> None:
+        self._make = make
+        self._key = key
+        self._chunks: list[bytes] = []
+        self._newest: list[T] = []
+        self._numbers = DigestMap()
+        self._unpacked: OrderedDict[int, list[tuple[object, ...]]] = OrderedDict()
+
+    def __setitem__(self, key: str, row: T) -> None:
+        self._numbers[key] = _number(len(self._chunks) * _ROWS + len(self._newest))
+        self._newest.append(row)
+        if len(self._newest) == _ROWS:
+            self._chunks.append(_packed(self._newest))
+            self._newest = []
+
+    def pop(self, key: str, default: None) -> None:
+        """Remove a key, if it is there."""
+        self._numbers.pop(key, default)
+
+    def get(self, key: str) -> T | None:
+        """Return the value of a key."""
+        number = self._numbers.get(key)
+        if number is None:
+            return None
+        chunk, index = divmod(int.from_bytes(number, "big") - 1, _ROWS)
+        if chunk == len(self._chunks):
+            return self._newest[index]
+        rows = self._unpacked.pop(chunk, None) or _unpacked(self._chunks[chunk])
+        self._unpacked[chunk] = rows
+        if len(self._unpacked) > _KEPT:
+            self._unpacked.popitem(last=False)
+        return self._make(rows[index])
+
+    def __contains__(self, key: str) -> bool:
+        return self._numbers.get(key) is not None
+
+    def __iter__(self) -> Iterator[T]:
+        return (row for _, row in self._numbered())
+
+    def drained(self) -> Iterator[T]:
+        """Return the values. None of them is here afterwards."""
+        for place in range(len(self._chunks)):
+            yield from (row for _, row in self._of_chunk(place))
+            self._chunks[place] = b""
+        yield from (row for _, row in self._of_chunk(len(self._chunks)))
+
+    def by(self, key: Callable[[T], str]) -> PackedRows[T]:
+        """Return the same values under other keys. Of two with one key, the later one counts."""
+        same = PackedRows(self._make, key)
+        same._chunks, same._newest = self._chunks, self._newest
+        for number, row in self._numbered():
+            same._numbers[key(row)] = number
+        return same
+
+    def _numbered(self) -> Iterator[tuple[bytes, T]]:
+        return itertools.chain.from_iterable(map(self._of_chunk, range(len(self._chunks) + 1)))
+
+    def _of_chunk(self, chunk: int) -> Iterator[tuple[bytes, T]]:
+        """Yield the values of a chunk that are still here, with their numbers."""
+        rows: Iterable[tuple[object, ...]] = self._newest
+        if chunk < len(self._chunks):
+            rows = _unpacked(self._chunks[chunk])
+        for place, row in enumerate(rows, chunk * _ROWS):
+            made, number = self._make(row), _number(place)
+            if self._numbers.get(self._key(made)) == number:
+                yield number, made
 
 
 class PackedFiles:
@@ -145,6 +225,10 @@ class DigestMap:
             if slot[:_KEY] != _NOTHING:
                 begin = self._find(slot[:_KEY])
                 self._slots[begin : begin + _SLOT] = slot
+
+
+def _number(place: int) -> bytes:
+    return (place + 1).to_bytes(_KEY, "big")
 
 
 def _digest(text: str) -> bytes:

@@ -239,9 +239,11 @@ class Publishing(Protocol):
     def read_small(self, path: str) -> bytes:
         """Return the bytes of a sidecar. Raises OSError, also if the file is too large for one."""
 
-    def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
-        """Write a sidecar, whole or not at all, in place of an older one. ``clear`` removes what a
-        killed job leaves of it. ``sync_names`` syncs it; without a job it is synced now."""
+    def write_small(self, path: str, data: bytes, *, row: Row | None = None) -> None:
+        """Write a sidecar, whole or not at all, in place of an older one. It gets its file's
+        permissions and group, if it can. ``row`` is that of the job that writes the file: ``clear``
+        removes what a killed job leaves, and ``sync_names`` syncs it. Without a job it is synced
+        now."""
 
     def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         """Remove what attempts of a job have left: files in ``folders`` (None: anywhere below

@@ -318,7 +318,7 @@ class RemoteStorage:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         return data
 
-    def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
+    def write_small(self, path: str, data: bytes, *, row: Row | None = None) -> None:
         with os_errors(path):
             self.fs.pipe_file(self.name(path), data)
 
