@@ -547,18 +547,18 @@ def test_both_forms_of_fixed_partitions_are_read(
     form: str, rows: int, write: Write, manager: EncryptionManager
 ) -> None:
     """Java writes their lengths, but its schema has none."""
-    spec, schema = spec_of((FixedType(3), "identity"), (UUIDType(), "identity"))
+    spec, schema = spec_of((UUIDType(), "identity"), (FixedType(3), "identity"))
     # The last byte of the first and the row count make one number; the second begins as a length.
     values = b"\xff\x00\x81", b"\x06ab", b"abc", None
     for some in (values[:1], values[2:], values) if form == "java" else (values[:1], values):
-        files = [file_of(manager, value, UUIDS[0], record_count=rows) for value in some]
+        files = [file_of(manager, UUIDS[0], value, record_count=rows) for value in some]
         header, records = read_back(write(map(added, files), spec, schema))
         avro = json.loads(header["avro.schema"])
         partition = avro["fields"][4]["type"]["fields"][3]["type"]["fields"]
-        assert partition[0]["type"] == ["null", "bytes"]
+        assert partition[1]["type"] == ["null", "bytes"]
         data = io.BytesIO()
         for kind in ("bytes", {"type": "fixed", "name": "fixed_3", "size": 3}):
-            partition[0]["type"][1] = kind
+            partition[1]["type"][1] = kind
             if (kind == "bytes") == (form == "java"):
                 parsed_schema = fastavro.parse_schema(avro)
                 for record in records:
@@ -566,7 +566,7 @@ def test_both_forms_of_fixed_partitions_are_read(
         container = NewContainer(avro, {}, AvroCodec("gzip"))
         block = container.block(len(records), data.getvalue())
         _, found = read_avro_records(container.header + block, MANIFEST)
-        assert [entry.file.partition_values for entry in found] == [(v, UUIDS[0]) for v in some]
+        assert [entry.file.partition_values for entry in found] == [(UUIDS[0], v) for v in some]
         assert [entry.file.record_count for entry in found] == [rows] * len(some)
 
 
