@@ -437,7 +437,8 @@ class AtExit:
         print("worked")
 path = sys.argv[1]
 open(path, "wb").write(bytes(3 << 20))
-ags1.encrypt, ags1.decrypt, ags1.encrypt_many, ags1.decrypt_many, ags1.encrypt_file, ags1.open  # nothing can be imported at the very end
+for name in ags1.__all__:
+    getattr(ags1, name)  # nothing can be imported at the very end
 last = AtExit()
 """
 

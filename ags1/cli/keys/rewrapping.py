@@ -48,7 +48,7 @@ def rewrap(sidecar_file: str, options: Rewrapping) -> dict[str, Any]:
         # Whoever wrote the sidecar chose this name. It may be that of their own key.
         options.keychain.check_trust(before.own_kek_entries[0])
         wanted = master_key_ids[0]
-    result = {
+    result: dict[str, Any] = {
         "file": sidecar_file,
         "from_master_key_ids": master_key_ids,
         "master_key_id": wanted,
