@@ -35,6 +35,8 @@ cpdef enum Kind:
     BYTES
     STRING
     FIXED
+    # A fixed number of bytes after their number, as Java writes them.
+    PREFIXED
     # A union of null and another type, null first.
     OPTION
     LIST
@@ -47,12 +49,12 @@ cdef class Shape:
     """What a value consists of, and what becomes of it.
 
     ``parts`` are the shapes inside. ``value`` is that of CONSTANT; the class of the records of
-    STRUCT; for BYTES and FIXED, a function from the bytes to a value, or None: FIXED has ``size``. ``members`` returns
-    what stands for a number or text: a member of an enumeration. In a STRUCT, ``places`` has for
-    each part its place among the ``size`` values of the record, or -1 for a part that is skipped.
-    If ``lazy`` has places, the records are files: they have an ``EncodedFile``, the values at these
-    places are decoded later, and ``row_id`` is the place of the first row ID. Raises ValueError for
-    parts that do not fit.
+    STRUCT; for BYTES, FIXED and PREFIXED, a function from the bytes to a value, or None. FIXED and
+    PREFIXED have ``size``. ``members`` returns what stands for a number or text: a member of an
+    enumeration. In a STRUCT, ``places`` has for each part its place among the ``size`` values of
+    the record, or -1 for a part that is skipped. If ``lazy`` has places, the records are files:
+    they have an ``EncodedFile``, the values at these places are decoded later, and ``row_id`` is
+    the place of the first row ID. Raises ValueError for parts that do not fit.
     """
 
     cdef Kind kind
@@ -332,6 +334,13 @@ cdef class _Records(CheckedDecoder):
         self._items_left -= count
         return count
 
+    cdef int64_t size_of(self, Shape shape) except? -1:
+        """Return how many bytes a value has. Their number stands before them, unless it is FIXED."""
+        cdef int64_t size = shape.size if shape.kind == FIXED else self.number()
+        if shape.kind == PREFIXED and size != shape.size:
+            raise FormatError(f"a value of {shape.size} bytes has {size}")
+        return size
+
     cdef object value(self, Shape shape):
         cdef Kind kind = shape.kind
         cdef int64_t size
@@ -342,10 +351,10 @@ cdef class _Records(CheckedDecoder):
         if kind == LONG:
             found = self.number()
         elif kind == STRING:
-            size = self.number()
+            size = self.size_of(shape)
             found = PyUnicode_DecodeUTF8(<const char *>self.take(size), size, NULL)
-        elif kind == BYTES or kind == FIXED:
-            size = self.number() if kind == BYTES else shape.size
+        elif kind == BYTES or kind == FIXED or kind == PREFIXED:
+            size = self.size_of(shape)
             data = PyBytes_FromStringAndSize(<const char *>self.take(size), size)
             return data if shape.value is None else shape.value(data)
         elif kind == STRUCT:
@@ -448,9 +457,8 @@ cdef class _Records(CheckedDecoder):
         cdef int n
         if kind == LONG:
             self.number()
-        elif kind == BYTES or kind == STRING:
-            size = self.number()
-            self.take(size)
+        elif kind == BYTES or kind == STRING or kind == FIXED or kind == PREFIXED:
+            self.take(self.size_of(shape))
         elif kind == OPTION:
             if self.is_there():
                 self.skip_value(<Shape>shape.parts[0])
@@ -473,8 +481,6 @@ cdef class _Records(CheckedDecoder):
         elif kind == STRUCT:
             for n in range(shape.count):
                 self.skip_value(<Shape>shape.parts[n])
-        elif kind == FIXED:
-            self.take(shape.size)
         elif kind == BOOLEAN:
             self.take(1)
         elif kind == FLOAT:

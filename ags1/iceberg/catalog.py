@@ -364,6 +364,14 @@ class EncryptedCatalog(DelegatingCatalog):
                 f"the table would not be encrypted: it has the property {misspelt[0]!r} and no "
                 f"{TABLE_KEY_ID!r}. Add {TABLE_KEY_ID!r}, or remove {misspelt[0]!r}"
             )
+        for name in self.inner.properties:
+            prefix, _, rest = name.partition(".")
+            if prefix in ("table-default", "table-override") and is_like_encryption(rest):
+                raise ValueError(
+                    f"the table would not be encrypted: the catalog's {name!r} is obeyed by Java "
+                    f"alone, because a REST server may have set it. Add the property "
+                    f"{TABLE_KEY_ID!r}, or remove {name!r}"
+                )
         if self.require_encrypted:
             raise NotEncryptedError(
                 f"the table would not be encrypted, and the catalog's {REQUIRE_ENCRYPTED!r} is "

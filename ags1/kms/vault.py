@@ -86,7 +86,7 @@ _POOL_SIZE = 32
 _MAX_ANSWER_SIZE = 4 << 20
 # Threads share a token, whose uses may be few (token_num_uses). So a call may need several logins,
 # but no more after so many tokens that served nobody.
-_MAX_USELESS_TOKENS = 2
+_MAX_USELESS_TOKENS = 8
 
 
 class VaultKms(ServiceClient["_Connection"]):

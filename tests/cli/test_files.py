@@ -1187,6 +1187,7 @@ def test_inspect_needs_no_key(home: Path) -> None:
             "key_id": sidecar.key_id,
             "kek_id": sidecar.encryption_keys[0].key_id,
             "master_key_id": "default",
+            "master_key_version": 1,
             "kek_timestamp": sidecar.encryption_keys[0].timestamp,
         }
     ]

@@ -303,7 +303,7 @@ def test_names_of_any_length_are_shortened(home: Path) -> None:
     assert len(said) < 1200
     shown = run("inspect", "a.ags1")
     assert shown.exit_code == 0
-    assert "end, KEK of " in shown.stdout
+    assert "end, version 1, KEK of " in shown.stdout
     assert len(shown.stdout) < 2000
 
 

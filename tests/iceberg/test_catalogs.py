@@ -252,6 +252,21 @@ def test_a_catalog_may_require_encrypted_tables(sql: dict[str, str], tmp_path: P
         load_catalog("sql", **sql, **{"encryption.require-encrypted": "yes"})
 
 
+@pytest.mark.parametrize("name", ["default.encryption.key-id", "override.Encryption-Key.Id"])
+def test_a_key_that_java_would_take_from_the_catalog_s_defaults(
+    sql: dict[str, str], name: str
+) -> None:
+    """In Java, new tables would be encrypted. Here, they would not be."""
+    given = {f"table-{name}": "keyA"}
+    with load_catalog("sql", **sql, **KMS_PROPERTIES, **given) as catalog:
+        schema = catalog.load_table("db.stats").schema()
+        for create in (catalog.create_table, catalog.create_table_transaction):
+            with pytest.raises(ValueError, match="obeyed by Java alone"):
+                create("db.new", schema)
+        made = catalog.create_table("db.new", schema, properties={"encryption.key-id": "keyA"})
+        assert isinstance(made, EncryptedTable)
+
+
 class Foreign(MemoryKms):
     """A KMS where the key's name may be a stranger's, as AWS's."""
 

@@ -39,13 +39,15 @@ class Lake:
     def new_name(self) -> str:
         return f"{DATABASE}.t{next(_numbers)}"
 
-    def create(self, rows: list[dict[str, Any]], **properties: str) -> str:
+    def create(
+        self, rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA, **properties: str
+    ) -> str:
         """Create a table in Python; return its name."""
         name = self.new_name()
         # The metastore of Spark's own has no tables for locks.
         properties |= {"encryption.key-id": "default", "engine.hive.lock-enabled": "false"}
-        table = self.ours.create_table(name, SCHEMA, properties=properties)
-        table.append(pa.Table.from_pylist(rows, SCHEMA))
+        table = self.ours.create_table(name, schema, properties=properties)
+        table.append(pa.Table.from_pylist(rows, schema))
         return name
 
     def sql(self, statement: str, table: str = "") -> list[Any]:

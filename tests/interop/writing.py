@@ -18,6 +18,7 @@ from typing import Any
 from data_files import all_fields
 from pyiceberg.catalog import load_catalog
 
+from ags1._key_metadata import EncodedKeyMetadata
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.read.records import DELETED, ManifestEntry, read_entries
 from ags1.kms import KmsClient
@@ -255,9 +256,9 @@ def _check_alike(ours: Iterable[dict[str, Any]], theirs: Iterable[dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of Spark's or Arrow's in one form."""
-    if isinstance(value, bytearray):
-        return bytes(value)
+    """Return a value of Spark's, Arrow's or ours in one form."""
+    if isinstance(value, bytearray | EncodedKeyMetadata):
+        return bytes(memoryview(value))
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in sorted(value.items())} or None
     if isinstance(value, list | tuple):

@@ -44,7 +44,7 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> Non
       ags1 keygen                            a key 'default' in the default keyring
       ags1 keygen --name backup-2026         another one beside it
       ags1 keygen --passphrase               a new keyring that a passphrase protects
-      ags1 keygen --keyring /mnt/usb/k.json --passphrase   one on a stick, whose files have no modes
+      ags1 keygen --passphrase --keyring /mnt/usb/k.json     one on a USB stick
     """
     from ..kms.master_keys import settings_of
     from .keyrings import keyring_for_new_key

@@ -51,13 +51,19 @@ def _shown(kind: Any) -> Any:
     writer may have cut it within a letter, or had another type. PyIceberg raises an error."""
     if not isinstance(kind, PrimitiveType) or isinstance(kind, UUIDType):
         return kind
-    arguments = kind.__getnewargs__() if isinstance(kind, DecimalType | FixedType) else ()
-    return _shown_class(type(kind))(*arguments)
+    return _shown_class(type(kind))(*_arguments(kind))
+
+
+def _arguments(kind: Any) -> tuple[Any, ...]:
+    return kind.__getnewargs__() if isinstance(kind, DecimalType | FixedType) else ()
 
 
 @functools.cache
 def _shown_class(kind: type[PrimitiveType]) -> Any:
-    made = type(kind.__name__, (kind,), {})
+    def reduced(shown: Any) -> tuple[Any, tuple[Any]]:
+        return _shown, (kind(*_arguments(shown)),)  # no module has the class
+
+    made = type(kind.__name__, (kind,), {"__reduce__": reduced})
     read: Any = from_bytes.dispatch(kind)
 
     @from_bytes.register(made)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from uuid import UUID
@@ -184,9 +185,17 @@ class RecordShape:
             header.get_schema(), self._read_schema, self._read_types, self._read_enums
         )
 
-    def _resolve(self, avro_schema: str) -> tuple[Shape, str]:
-        """Return the shape of records with this schema (JSON), and their layout."""
-        return _shape(self.reader(avro_schema), self._only), layout(json.loads(avro_schema))
+    def _resolve(self, avro_schema: str) -> tuple[tuple[Shape, ...], str]:
+        """Return the shapes that records with this schema (JSON) may have, and their layout.
+
+        Java writes the number of bytes before a partition value of type fixed, although its schema
+        says fixed. Such a block can look sound in the schema's form too, if the values end in bytes
+        from 0x80 on: those make one number with the next. A block of the schema's form has the
+        right number before each value by chance only, so Java's form comes first."""
+        forms = (Kind.PREFIXED, Kind.FIXED) if '"fixed"' in avro_schema else (Kind.FIXED,)
+        reader = self.reader(avro_schema)
+        shapes = tuple(_shape(reader, self._only, fixed=form) for form in forms)
+        return shapes, layout(json.loads(avro_schema))
 
 
 class _Members(dict[Any, Enum]):
@@ -202,16 +211,22 @@ class _Members(dict[Any, Enum]):
 
 
 def _shape(
-    reader: Any, only: Collection[int] | None = None, of_bytes: Callable[[bytes], Any] | None = None
+    reader: Any,
+    only: Collection[int] | None = None,
+    of_bytes: Callable[[bytes], Any] | None = None,
+    *,
+    fixed: Kind = Kind.FIXED,
 ) -> Shape:
     """Return what a reader of PyIceberg reads, for the compiled decoder. ``only`` is that of
-    ``RecordShape``. ``of_bytes`` makes the value of a field of bytes. Raises TypeError for a reader
-    that this version does not know."""
+    ``RecordShape``. ``of_bytes`` makes the value of a field of bytes. ``fixed`` is the form of type
+    fixed outside of lists and maps. Raises TypeError for a reader that this version does not
+    know."""
     match reader:
         case readers.OptionReader():
-            return Shape(Kind.OPTION, parts=(_shape(reader.option, of_bytes=of_bytes),))
+            part = _shape(reader.option, of_bytes=of_bytes, fixed=fixed)
+            return Shape(Kind.OPTION, parts=(part,))
         case readers.StructReader():
-            return _record_shape(reader, only)
+            return _record_shape(reader, only, fixed)
         case readers.ListReader():
             return Shape(Kind.LIST, parts=(_shape(reader.element),))
         case readers.MapReader():
@@ -224,7 +239,7 @@ def _shape(
         case readers.NoneReader() | readers.UnknownReader():
             return Shape(Kind.CONSTANT)
         case readers.FixedReader():
-            return Shape(Kind.FIXED, size=len(reader))
+            return Shape(fixed, size=len(reader))
         case readers.UUIDReader():
             return Shape(Kind.FIXED, size=16, value=lambda data: UUID(bytes=data))
         case readers.DecimalReader():
@@ -239,14 +254,17 @@ def _shape(
     return Shape(_SIMPLE[type(reader)], value=of_bytes)
 
 
-def _record_shape(reader: readers.StructReader, only: Collection[int] | None) -> Shape:
+def _record_shape(reader: readers.StructReader, only: Collection[int] | None, fixed: Kind) -> Shape:
     made: Any = reader.create_struct
     fields = reader.struct.fields
     kept = [at for at, field in enumerate(fields) if only is None or field.field_id in only]
     places = [kept.index(at) if at in kept else -1 for at, _ in reader.field_readers]
     parts = tuple(
         _shape(
-            part, only, EncodedKeyMetadata if at in kept and fields[at].field_id in _KEYS else None
+            part,
+            only,
+            EncodedKeyMetadata if at in kept and fields[at].field_id in _KEYS else None,
+            fixed=fixed,
         )
         for at, part in reader.field_readers
     )
@@ -340,13 +358,19 @@ def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], 
     limit = _FREE_SIZE + _MAX_GROWTH * len(data)
     container = Container(lambda offset, size: data[offset : offset + size], len(data), limit)
     properties = {name: text.decode() for name, text in container.metadata.items()}
-    resolved, file_layout = shape.resolved(properties["avro.schema"])
-    records: list[Any] = []
+    shapes, file_layout = shape.resolved(properties["avro.schema"])
+    blocks = []
     for count, stored in container.stored_blocks():
         text = bytes(container.decompressed(stored))
         limit -= len(text)
         if limit < 0:
             raise FormatError("the file is too large, decompressed")
-        block = Block(text, bytes(stored), container.codec, file_layout, count)
-        records += read_records(block, resolved)
-    return properties, records
+        blocks.append(Block(text, bytes(stored), container.codec, file_layout, count))
+    for form in shapes[:-1]:
+        with suppress(EOFError, ValueError):
+            return properties, _records(blocks, form)
+    return properties, _records(blocks, shapes[-1])
+
+
+def _records(blocks: Iterable[Block], shape: Shape) -> list[Any]:
+    return [record for block in blocks for record in read_records(block, shape)]

@@ -47,6 +47,7 @@ MAX_METADATA_SIZE = 256 << 20
 # How large compressed metadata may become. Real metadata grows 10 to 25 times; parsed, it takes
 # about 20 times the memory of its text.
 _FREE_SIZE, _MAX_GROWTH = 4 << 20, 64
+_PIECE_SIZE = 4 << 10
 # How the names of files that are compressed with gzip end. Java wrote the second until 2018.
 COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
 _GZIP = b"\x1f\x8b"
@@ -275,22 +276,26 @@ def _wrong_fields(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 def _decompressed(stored: bytes, location: str) -> bytes:
     """Return the text of all members of a gzip file. As in Java, other bytes may follow them."""
-    text = b""
+    text = bytearray()
     limit = min(MAX_METADATA_SIZE, _FREE_SIZE + _MAX_GROWTH * len(stored))
+    at = 0
     while True:
         decompressor = zlib.decompressobj(wbits=31)
-        text += decompressor.decompress(stored, limit + 1 - len(text))
-        if len(text) > limit:
-            raise MetadataIntegrityError(
-                f"the metadata is larger than {limit} bytes once it is decompressed: no writer of "
-                "Iceberg makes that of a file of its size",
-                file=location,
-            )
-        if not decompressor.eof:
-            raise ValueError("is not JSON: the compressed data is cut")
-        stored = decompressor.unused_data
-        if not stored.startswith(_GZIP):
-            return text
+        # zlib copies what follows a member: of many small ones, not the whole file each time.
+        while not decompressor.eof:
+            piece = stored[at : at + _PIECE_SIZE]
+            if not piece:
+                raise ValueError("is not JSON: the compressed data is cut")
+            text += decompressor.decompress(piece, limit + 1 - len(text))
+            if len(text) > limit:
+                raise MetadataIntegrityError(
+                    f"the metadata is larger than {limit} bytes once it is decompressed: no writer "
+                    "of Iceberg makes that of a file of its size",
+                    file=location,
+                )
+            at += len(piece) - len(decompressor.unused_data)
+        if not stored.startswith(_GZIP, at):
+            return bytes(text)
 
 
 def _check_size(text: bytes, location: str) -> None:

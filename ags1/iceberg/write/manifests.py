@@ -11,6 +11,7 @@ decides what is written where, and deletes what a failed commit leaves.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,7 +188,7 @@ class _Manifest:
         # Files that were read together share the record of their partition.
         self._last_partition: Any = None
         fields = [
-            types.NestedField(field.field_id, field.name, kind, required=False)
+            types.NestedField(field.field_id, field.name, _stored(kind), required=False)
             for field, kind in zip(spec.fields, kinds, strict=True)
         ]
         header = {
@@ -440,6 +441,13 @@ def _partition_types(spec: PartitionSpec, schema: Schema) -> list[types.IcebergT
     return kinds
 
 
+def _stored(partition_type: types.IcebergType) -> types.IcebergType:
+    """Return the type of a partition value in the manifest's Avro schema. For fixed, it is bytes.
+    With the specification's type, Java (``InternalReader``) expects the number of bytes before
+    them, and other readers do not. With bytes, all do."""
+    return types.BinaryType() if isinstance(partition_type, types.FixedType) else partition_type
+
+
 def _normalizer(partition_type: types.IcebergType) -> Callable[[Any], Any]:
     """Return a function from PyIceberg's partition values to those that are encoded."""
     if isinstance(partition_type, types.UUIDType):
@@ -447,7 +455,15 @@ def _normalizer(partition_type: types.IcebergType) -> Callable[[Any], Any]:
     if isinstance(partition_type, types.DecimalType):
         precision, scale = partition_type.precision, partition_type.scale
         return lambda value: None if value is None else _unscaled(value, precision, scale)
+    if isinstance(partition_type, types.FixedType):
+        return functools.partial(_of_size, len(partition_type))
     return lambda value: value
+
+
+def _of_size(size: int, value: bytes | None) -> bytes | None:
+    if value is not None and len(value) != size:
+        raise ValueError(f"a partition of fixed[{size}] cannot have {len(value)} bytes")
+    return value
 
 
 def _unscaled(value: Decimal, precision: int, scale: int) -> int:

@@ -70,6 +70,7 @@ def in_little_memory(
 InAFork = Callable[[Callable[[], object]], None]
 
 
+@pytest.mark.slow_variants(r"(?!zstandard).*")
 @pytest.mark.parametrize("codec", CODECS)
 def test_manifests_that_decompress_without_end(codec: str, in_a_fork: InAFork) -> None:
     data = avro(LIST_SCHEMA, codec, CODECS[codec]())

@@ -54,7 +54,7 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import KeyMetadata, NotEncryptedError
-from ags1.avro.container import Container
+from ags1.avro.container import AvroCodec, Container, NewContainer
 from ags1.iceberg.pyiceberg.records import read_avro_records
 from ags1.iceberg.read.records import (
     ADDED,
@@ -539,6 +539,35 @@ def test_types_that_avro_names_are_defined_once(write: Write, manager: Encryptio
     assert tuple(entry["data_file"]["partition"].values()) == raw + partition[2:]
     assert header["avro.schema"].count('"size":16') == 1
     assert entries_of(record, manager)[0].file.partition_values == partition
+
+
+@pytest.mark.parametrize("form", ["java", "schema"])
+@pytest.mark.parametrize("rows", [1, 64])
+def test_both_forms_of_fixed_partitions_are_read(
+    form: str, rows: int, write: Write, manager: EncryptionManager
+) -> None:
+    """Java writes their lengths, but its schema has none."""
+    spec, schema = spec_of((UUIDType(), "identity"), (FixedType(3), "identity"))
+    # The last byte of the first and the row count make one number; the second begins as a length.
+    values = b"\xff\x00\x81", b"\x06ab", b"abc", None
+    for some in (values[:1], values[2:], values) if form == "java" else (values[:1], values):
+        files = [file_of(manager, UUIDS[0], value, record_count=rows) for value in some]
+        header, records = read_back(write(map(added, files), spec, schema))
+        avro = json.loads(header["avro.schema"])
+        partition = avro["fields"][4]["type"]["fields"][3]["type"]["fields"]
+        assert partition[1]["type"] == ["null", "bytes"]
+        data = io.BytesIO()
+        for kind in ("bytes", {"type": "fixed", "name": "fixed_3", "size": 3}):
+            partition[1]["type"][1] = kind
+            if (kind == "bytes") == (form == "java"):
+                parsed_schema = fastavro.parse_schema(avro)
+                for record in records:
+                    fastavro.schemaless_writer(data, parsed_schema, record)
+        container = NewContainer(avro, {}, AvroCodec("gzip"))
+        block = container.block(len(records), data.getvalue())
+        _, found = read_avro_records(container.header + block, MANIFEST)
+        assert [entry.file.partition_values for entry in found] == [(UUIDS[0], v) for v in some]
+        assert [entry.file.record_count for entry in found] == [rows] * len(some)
 
 
 def test_names_that_avro_forbids_are_rewritten_as_java_does(

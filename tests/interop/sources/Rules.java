@@ -25,7 +25,9 @@ import org.apache.iceberg.catalog.TableIdentifier;
 import org.apache.iceberg.encryption.EncryptingFileIO;
 import org.apache.iceberg.encryption.NativeEncryptionInputFile;
 import org.apache.iceberg.exceptions.ValidationException;
+import org.apache.iceberg.io.IOUtil;
 import org.apache.iceberg.io.InputFile;
+import org.apache.iceberg.io.SeekableInputStream;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.JsonNode;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper;
 import org.apache.iceberg.types.Types;
@@ -121,7 +123,11 @@ final class Rules {
     }
     ByteBuffer key = files.newEncryptingOutputFile("file:" + path).keyMetadata().buffer();
     InputFile opened = files.newDecryptingInputFile("file:" + path, key);
-    ((NativeEncryptionInputFile) opened).encryptedInputFile().newStream().close();
+    InputFile stored = ((NativeEncryptionInputFile) opened).encryptedInputFile();
+    try (SeekableInputStream stream = stored.newStream()) {
+      stream.seek(file.size() - 8); // as Parquet's reader does first
+      IOUtil.readFully(stream, new byte[8], 0, 8);
+    }
     return "accepted";
   }
 

@@ -31,7 +31,8 @@ import org.apache.iceberg.io.SupportsPrefixOperations;
  * bytes decide. A file must be an AES-GCM stream ({@code AGS1}) or encrypted Parquet ({@code
  * PARE}), or a metadata.json by its name too. The format allows unencrypted data files without a key:
  * those in Parquet are read, unless the rules forbid it. The end of encrypted Parquet is checked by
- * {@link EncryptedParquet}.
+ * {@link EncryptedParquet}. A reader of Parquet does not look at the first bytes, and begins at the
+ * end. So the first read of any other file has to be at its beginning.
  *
  * <p>It never changes, so threads and the tasks of executors share it. A stream belongs to one
  * thread, as Iceberg's do.
@@ -166,6 +167,7 @@ class GuardedFileIO implements FileIO {
     private final long length;
     private final List<Piece> checked; // in the order of their offsets
     private final String location;
+    private boolean mustBeginAtHead;
     private long position = 0;
 
     private CheckedStream(
@@ -174,6 +176,7 @@ class GuardedFileIO implements FileIO {
       this.length = length;
       this.checked = checked;
       this.location = location;
+      this.mustBeginAtHead = !new String(checked.get(0).bytes(), ISO_8859_1).startsWith("PAR");
     }
 
     @Override public long getPos() { return position; }
@@ -204,6 +207,11 @@ class GuardedFileIO implements FileIO {
 
     /** Copies what was checked at a position, and returns how much that was. */
     final int checked(long at, byte[] bytes, int offset, int size) {
+      refuseIf(
+          mustBeginAtHead && at != 0,
+          "%s is read from its end, as only Parquet is, and does not begin as Parquet does: somebody "
+              + "replaced it", location);
+      mustBeginAtHead = false;
       for (Piece piece : checked) {
         long from = at - piece.offset();
         if (from >= 0 && from < piece.bytes().length) {

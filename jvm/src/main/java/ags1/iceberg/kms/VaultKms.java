@@ -70,7 +70,7 @@ public final class VaultKms extends Kms {
   // 412: a replica is not yet up to date. A login with a wrong secret ID may give a 500.
   private static final Set<Integer> TRANSIENT = Set.of(412, 429, 500, 502, 503, 504);
   // Threads share a token, whose uses may be few: one that served nobody is no reason for more.
-  private static final int MAX_USELESS_TOKENS = 2;
+  private static final int MAX_USELESS_TOKENS = 8;
   private static final long FIRST_WAIT_MS = 200;
   private static final long MAX_WAIT_MS = 10_000;
 
