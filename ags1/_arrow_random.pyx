@@ -35,7 +35,7 @@ cdef extern from * nogil:
     static int ags1_status(void) { return 1; }
     static ags1_rand_method ags1_method = {ags1_seed, 0, 0, ags1_add, 0, ags1_status};
 
-    /* Returns whether the loaded library at `path` has an OpenSSL of its own that uses `bytes` now. */
+    /* Returns whether the loaded library at `path` has its own OpenSSL, which uses `bytes` now. */
     static int ags1_replace_random(const char *path, int (*bytes)(unsigned char *, int)) {
         Dl_info found;
         int (*replace)(const ags1_rand_method *);

@@ -335,7 +335,7 @@ cdef class _Records(CheckedDecoder):
         return count
 
     cdef int64_t size_of(self, Shape shape) except? -1:
-        """Return how many bytes a value has. Their number stands before them, unless it is FIXED."""
+        """Return how many bytes a value has. Unless it is FIXED, their number comes first."""
         cdef int64_t size = shape.size if shape.kind == FIXED else self.number()
         if shape.kind == PREFIXED and size != shape.size:
             raise FormatError(f"a value of {shape.size} bytes has {size}")

@@ -4,8 +4,9 @@
 A struct becomes a dict from field id to ``(type, value)``, and a list becomes ``(element type,
 values)``. The types and the unknown fields are there, so that a structure can be printed again
 without loss. What another parser could read in another way is refused: a field that is there
-twice, and a number that is too long for its type. Follows the Thrift compact protocol specification. Knows nothing of what the
-structures mean. It is compiled, because a Parquet file has a structure for each of its pages.
+twice, and a number that is too long for its type. Follows the Thrift compact protocol
+specification. Independent of what the structures mean. It is compiled, because a Parquet file has a
+structure for each of its pages.
 """
 
 from cpython.buffer cimport PyBuffer_Release
