@@ -108,7 +108,7 @@ __all__ = [
     "verify_file",
 ]
 
-# The module of each name; of those that are not here, ``errors``.
+# The module that has each name. Names that are not here are in ``errors``.
 _HOMES = {
     "KeyMetadata": "key_metadata",
     "Reader": "reader",
@@ -125,7 +125,7 @@ _HOMES = {
     "open": "stream",
     "verify_file": "bulk",
 }
-# Modules that users have without an import of their own.
+# Modules that are attributes of ``ags1`` without an import of their own.
 _MODULES = ("errors", "hazmat", "keys", "kms", "layout")
 
 

@@ -218,8 +218,9 @@ class AtomicFile:
 
 
 class StagedFile(AtomicFile):
-    """Bytes on their way to a name, which ``commit`` leaves at ``temporary``: another file comes
-    first, and then ``publish``. ``discard`` removes them, and so does dropping this object."""
+    """A file that gets its name in two steps. ``commit`` completes it and leaves it at
+    ``temporary``. The caller then writes another file first, and calls ``publish`` at the end.
+    ``discard`` removes the file, and so does dropping this object."""
 
     _is_staged = False
 
@@ -287,8 +288,8 @@ def _give(fd: int, like: os.stat_result, mode: int | None, name: str) -> None:
 
 
 def _set_mode(fd: int, mode: int) -> None:
-    """Set a file's permission bits. Where the file system refuses that (CIFS, FUSE, WSL), those
-    that it has are accepted if they allow no more. Raises OSError."""
+    """Set a file's permission bits. If the file system refuses that (CIFS, FUSE, WSL), the bits
+    that it gives are accepted if they allow no more. Raises OSError."""
     try:
         os.fchmod(fd, mode)
     except OSError:

@@ -77,8 +77,8 @@ class KeyMetadataError(Ags1Error, ValueError):
 
 
 class NoKeyError(KeyMetadataError):
-    """None of the keys that were found is that of the file: the file was replaced, moved or put
-    back, or its key was lost. It is not known whether somebody changed it."""
+    """None of the keys that were found belongs to the file: the file was replaced, moved or
+    restored, or its key was lost. It is not known whether somebody changed it."""
 
 
 class KeyReuseError(Ags1Error, ValueError):
@@ -133,5 +133,5 @@ class UnsupportedTypeError(Ags1Error, NotImplementedError):
 
 
 class FileWarning(UserWarning, RuntimeWarning):
-    """A file was written, or was not, and something about it needs a look: its owner changed, its
-    folder could not be synced, or a temporary file could not be removed."""
+    """Something about a file needs a look: its owner changed, its folder could not be synced, or
+    a temporary file could not be removed."""

@@ -40,8 +40,8 @@ class Source(Protocol):
         return
 
     def check_unchanged(self) -> None:
-        """Raise OSError if another file has taken the place of the one that was opened, so that its
-        bytes are no attack. What a file's descriptor reads stays the same file."""
+        """Raise OSError if another file has taken the place of the one that was opened. Then bytes
+        that do not authenticate are no attack. A file's descriptor always reads the same file."""
         return
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class PipeSource(Source):
 
 
 class RegularFile(NamedTuple):
-    """A regular file that is open for reading. Whatever takes its name meanwhile, this one is
+    """A regular file that is open for reading. If another file takes its name, this one is still
     read. It can be used wherever a path can."""
 
     fd: int

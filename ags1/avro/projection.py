@@ -443,8 +443,8 @@ def _field_id(field: dict[str, Any], mapping: _Mapping, path: str) -> tuple[int 
 
 
 def default_of(field: types.NestedField, name: str) -> Any:
-    """Return a field's ``initial_default`` or ``write_default``. That of a struct is made of those
-    of its fields (specification, "Default values")."""
+    """Return a field's ``initial_default`` or ``write_default``. The default of a struct
+    consists of those of its fields (specification, "Default values")."""
     value = getattr(field, name)
     if value is not None and isinstance(field.field_type, types.StructType):
         return {inner.name: default_of(inner, name) for inner in field.field_type.fields}

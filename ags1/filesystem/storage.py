@@ -164,8 +164,9 @@ class Local:
 
 
 class _Ranges:
-    """A file of fsspec by ranges. Any number of threads may call ``pread``. It is opened by one
-    request, which reads a small file whole, and of others the bytes that name the content."""
+    """A file of fsspec by ranges. Any number of threads may call ``pread``. Opening it
+    takes one request. This reads a small file whole, and the first bytes of a larger one, which
+    name its content."""
 
     def __init__(self, fs: Any, name: str, listed_size: int) -> None:
         self._fs = fs

@@ -414,7 +414,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         file = self._opened(path, source, self._km(path, sidecar, source))
         try:
             if len(sidecar.file_keys) > 1:
-                # Keys of earlier releases do not say whose they are.
+                # Keys of earlier releases do not say which file they belong to.
                 file.pread(0, 1)
         except BaseException:
             file.close()

@@ -62,10 +62,10 @@ class Reading(NamedTuple):
 
 @contextlib.contextmanager
 def opened(job: Job, keychain: Keychain) -> Iterator[Opened]:
-    """Open a job's file, and find its key in its sidecar. If another process replaces both just
-    now, the sidecar may not have the key of the file any more that was opened: then this looks at
-    both again. Raises KeyMetadataError, KmsError; of a file without sidecar that is no AGS1 file,
-    FormatError."""
+    """Open a job's file, and find its key in its sidecar. If another process is replacing
+    both, the sidecar may no longer have the key of the opened file. Then this looks at both again.
+    Raises KeyMetadataError, KmsError, and FormatError for a file that has no sidecar and is not an
+    AGS1 file."""
     if not os.path.lexists(job.sidecar):
         if not job.is_pipe:
             refuse_other_files(job.source)

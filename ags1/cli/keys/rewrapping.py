@@ -19,9 +19,10 @@ from ...kms.client import newest_version, wrapped_version
 
 @dataclass(frozen=True, slots=True)
 class Rewrapping:
-    """How to wrap KEKs again. ``master_key_id`` is the master key to wrap under, None for the
-    newest version of a KEK's own. ``other_kms`` is the KMS that has it, None for the keychain's;
-    ``kms`` is that of the two. ``target_keks`` remembers the KEKs that it has unwrapped."""
+    """How to wrap KEKs again. ``master_key_id`` is the master key to wrap under, or None:
+    then each KEK keeps its master key and gets the newest version. ``other_kms`` is the KMS of that
+    master key, or None if it is the keychain's. ``kms`` is the one of the two that is used.
+    ``target_keks`` remembers the KEKs that were unwrapped."""
 
     keychain: Keychain
     master_key_id: str | None

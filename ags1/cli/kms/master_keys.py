@@ -35,13 +35,13 @@ from ..exits import one_line
 from .options import KmsOptions, NewMasterKey
 from .plugins import failures_of, guarded
 
-# Properties that name a file, for those that hold the secret itself.
+# For a property that holds a secret, the property that names a file with the secret.
 _INSTEAD = {
     "kms.local.passphrase": "kms.local.passphrase-file",
     "kms.vault.secret-id": "kms.vault.secret-id-file",
     "kms.vault.token": "kms.vault.token-file",
 }
-# Of the KMS for tests.
+# The properties with the keys of the KMS for tests begin with this.
 _KEY_OF_TESTS = "encryption.kms.key."
 
 

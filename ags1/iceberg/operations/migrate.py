@@ -5,7 +5,7 @@ Data files are rewritten one for one and keep their rows, row IDs and sequence n
 deletes of version 2 become deletion vectors. What is on disk after each step::
 
     before           00003.metadata.json -> snap-1.avro -> m0.avro -> x.parquet, p-deletes.parquet
-    0  trial         The first rows of x are read: what no reader here can read is not encrypted
+    0  trial         The first rows of x are read. If that fails, nothing is encrypted.
     1  files         + x'.parquet, encrypted; + migration/*.journal, which notes x' and its key
                      A run that is killed here is continued by the next one.
     2  vectors       + deletes.puffin: the rows of p, as a deletion vector for x'

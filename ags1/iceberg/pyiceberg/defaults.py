@@ -1,6 +1,7 @@
-"""Default values of columns, of which PyIceberg stores some as others without an error.
+"""Default values of columns.
 
-As in Java, a value that the column's type cannot hold is refused.
+PyIceberg stores some values as other ones, without an error. As in Java, a value that the column's
+type cannot hold is refused here.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _is_same(given: Any, kind: IcebergType, value: Any) -> bool:
     if isinstance(kind, StringType):
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if isinstance(kind, DateType):
-        # A time of that day is another value.
+        # A date drops the time of day, so only midnight keeps its value.
         return not isinstance(given, TimestampLiteral) or not given.value % _DAY
     if isinstance(kind, TimeType):
         return value in range(_DAY)

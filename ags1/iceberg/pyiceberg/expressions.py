@@ -127,7 +127,7 @@ def _balanced(expression: BooleanExpression, depth: int) -> BooleanExpression:
 
 @functools.cache
 def _grammar() -> Any:
-    """Return PyIceberg's module with its grammar, as a copy in which LIKE is that of SQL. The
+    """Return a copy of PyIceberg's module with the grammar, in which LIKE has SQL's meaning. The
     module itself stays as it is."""
     found: Any = importlib.util.find_spec("pyiceberg.expressions.parser")
     copy: Any = importlib.util.module_from_spec(found)
@@ -161,9 +161,9 @@ def _like(parsed: Any) -> BooleanExpression:
 
 
 def parse_row_filter(row_filter: str | BooleanExpression) -> BooleanExpression:
-    """Return an unbound filter, which is parsed if it is a text in PyIceberg's grammar, in the form
-    of ``balanced``. Raises as that and as PyIceberg's parser, and ValueError for a LIKE that is not
-    an equality or a prefix: PyIceberg takes its ``_`` for that character."""
+    """Return an unbound filter in the form of ``balanced``. A text is parsed with PyIceberg's
+    grammar. Raises what ``balanced`` and PyIceberg's parser raise, and ValueError for a LIKE that
+    is not an equality or a prefix. (PyIceberg reads ``_`` as the character itself.)"""
     if not isinstance(row_filter, str):
         return balanced(row_filter)
     try:

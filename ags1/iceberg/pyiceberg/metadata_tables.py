@@ -47,8 +47,8 @@ _BOUNDS = ("lower_bound", "upper_bound")
 
 
 def _shown(kind: Any) -> Any:
-    """Return a type whose bounds in manifests are shown as null if they are no values of it: a
-    writer may have cut them within a letter, or had another type. PyIceberg raises an error."""
+    """Return a type that shows a bound of a manifest as null if it is not a value of the type: a
+    writer may have cut it within a letter, or had another type. PyIceberg raises an error."""
     if not isinstance(kind, PrimitiveType) or isinstance(kind, UUIDType):
         return kind
     return _shown_class(type(kind))(*_arguments(kind))

@@ -78,10 +78,10 @@ def bind_filter(
     treats it as the largest number, or matches all rows.
 
     Raises ValueError for a column that the schema does not have, or has in a list or map, for a
-    name that several columns have if the case does not count, and for a filter that is nested too
-    deeply; UnsupportedTypeError for a column whose type is not known; TypeError for a literal that
-    cannot have the column's type, for a prefix if the column is neither text nor bytes, and for a
-    bound filter.
+    name that several columns have if case is ignored, and for a filter that is nested too deeply;
+    UnsupportedTypeError for a column whose type is not known; TypeError for a literal that cannot
+    have the column's type, for a prefix if the column is neither text nor bytes, and for a bound
+    filter.
     """
     row_filter = balanced(row_filter)
     if metadata_columns:

@@ -1,8 +1,9 @@
-"""Where records of CSV end. A line end inside a quoted value ends none. Knows nothing of what is in
-a record.
+"""Finds where records of CSV end. A line end inside a quoted value does not end a record. Knows
+nothing of what is in a record.
 
-Whether a value is open can be known only from the beginning of the file. So each part of a file is
-taken to begin outside quotes, and must end there: if no part fails, all began there, too.
+Only somebody who reads a file from its beginning knows whether a value is open. So each part of a
+file is assumed to begin outside quotes, and must end outside quotes. If all parts do, the
+assumption was right for each of them.
 """
 
 from __future__ import annotations

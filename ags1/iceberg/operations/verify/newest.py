@@ -1,6 +1,6 @@
-"""Looks at a table's newest version before ``verify_table`` reports a file that is missing, or one
-that no snapshot has. While it ran, others may have expired the snapshots of the first, or committed
-the second."""
+"""Looks at a table's newest version before ``verify_table`` reports a missing file or an orphan.
+While the verification ran, others may have expired the snapshots of the missing file, or committed
+the orphan."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MAX_HELD = 100_000
 
 
 class DoubtfulFindings(Findings):
-    """Findings of which some wait until ``settle`` has looked at the newest version. If there are
-    very many of these, the others do not wait."""
+    """Findings. Those that may be wrong wait until ``settle`` has looked at the newest version. If
+    very many wait, no more are kept waiting."""
 
     def __init__(self, location_map: Mapping[str, str]) -> None:
         super().__init__(location_map)
@@ -35,10 +35,10 @@ class DoubtfulFindings(Findings):
             super().append(finding)
 
     def settle(self, table: TableSession) -> TableSession | None:
-        """Add the waiting findings that still hold in the newest version of ``table``. If that
-        cannot be read whole, all are added. Return the table at its newest version if the snapshot
-        that was current has expired and lacks files, so that little of the newest version was
-        verified."""
+        """Add the waiting findings that still hold in the newest version of ``table``. If the
+        newest version cannot be read whole, add all of them. If the snapshot that was current has
+        expired and lacks files, little of the newest version was verified: then return the table
+        at that version."""
         newer = _newer(table) if self._waiting else None
         expired = None
         for finding in self._waiting:
