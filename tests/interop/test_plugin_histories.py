@@ -464,12 +464,11 @@ def _change(history: History) -> tuple[str, Path, str, types.IcebergType]:
     if len(struct.fields) > (1 if len(path) > 1 else 3):
         shapes += ["drop", "drop"]
     shape = "promote" if old in PROMOTED and pick.random() < 0.5 else pick.choice(shapes)
-    added = pick.choice([*VALUES, "struct"])
+    added = PROMOTED[old] if shape == "promote" else pick.choice([*VALUES, "struct"])
     if added == "struct":
         inner = types.NestedField(1, "a", types.IntegerType(), required=False)
         return shape, path, name, types.StructType(inner)
-    kind = PROMOTED[old] if shape == "promote" else added
-    return shape, path, name, types.NestedField(1, "x", kind).field_type
+    return shape, path, name, types.NestedField(1, "x", added).field_type
 
 
 def _reference(history: History) -> tuple[str, Kept]:
