@@ -28,9 +28,7 @@ from its first moment.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # typing's own takes a moment to import
 if TYPE_CHECKING:
     from .bulk import decrypt_file, encrypt_file, verify_file
     from .errors import (
@@ -130,6 +128,8 @@ _MODULES = ("errors", "hazmat", "keys", "kms", "layout")
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:

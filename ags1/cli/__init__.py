@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import os
 import signal
-from types import FrameType
-from typing import NoReturn
 
-from ..descriptors import write_standard_output_whole
+TYPE_CHECKING = False  # typing's own takes a moment to import, before Ctrl-C is heard
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -34,6 +35,7 @@ def main() -> None:
     # Python would print a traceback of itself.
     if is_heard:
         signal.signal(signal.SIGINT, _interrupted)
+    from ..descriptors import write_standard_output_whole
     from .app import app
 
     write_standard_output_whole()
