@@ -71,6 +71,8 @@ class MetadataStep(Step):
         """Return the updates of properties that belong to columns, if the schema changes."""
         if not any(update["action"] == "set-current-schema" for update in self._updates):
             return []
+        # A schema for another version would be taken for a change of this one's columns.
+        check_requirements(view.metadata, self._requirements)
         after = TableView(apply_updates(view.metadata, self._updates, now_ms=now_ms()), view.files)
         return following_properties(after.properties, view.schema_json(), after.schema_json())
 

@@ -29,7 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import IsolationLevel, Operation
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, IntegerType, LongType, NestedField, StringType
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read.binding import bind_filter
@@ -964,3 +964,12 @@ def test_threads_that_share_a_table_object_lose_no_key(
         assert snapshot.key_id in keys
         assert found.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows >= 3
     files_left(found)
+
+
+def test_a_schema_for_another_version_is_a_conflict(table: EncryptedTable) -> None:
+    """Its new column has the ID of another writer's, which is no change of a type."""
+    with pytest.raises(CommitFailedException, match="current schema id has changed"):
+        with table.transaction() as transaction:
+            update = transaction.update_schema()
+            table.update_schema().add_column("theirs", LongType()).commit()
+            update.add_column("ours", DoubleType()).commit()
