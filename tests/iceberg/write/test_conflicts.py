@@ -968,8 +968,8 @@ def test_threads_that_share_a_table_object_lose_no_key(
 
 def test_a_schema_for_another_version_is_a_conflict(table: EncryptedTable) -> None:
     """Its new column has the ID of another writer's, which is no change of a type."""
+    update = table.transaction().update_schema()
+    table.update_schema().add_column("theirs", LongType()).commit()
+    update.add_column("ours", DoubleType())
     with pytest.raises(CommitFailedException, match="current schema id has changed"):
-        with table.transaction() as transaction:
-            update = transaction.update_schema()
-            table.update_schema().add_column("theirs", LongType()).commit()
-            update.add_column("ours", DoubleType()).commit()
+        update.commit()
