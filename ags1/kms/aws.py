@@ -28,7 +28,7 @@ from ..errors import (
 )
 from . import endpoints
 from .causes import below
-from .client import GeneratedKey, SdkClient, unasked
+from .client import GeneratedKey, SdkClient, unasked, unreadable
 from .properties import Properties
 
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
@@ -478,8 +478,7 @@ def _sdk_failure(error: Exception, doing: str, where: str) -> KmsError | None:
     file = getattr(error, "filename", None) or _credential_files()
     if isinstance(error, (OSError, UnicodeError)) and file:
         # Not a request's, but of a file with credentials, such as AWS_WEB_IDENTITY_TOKEN_FILE.
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        return KmsAccessDeniedError(f"no credentials for {where}: cannot read {file}: {why}")
+        return unreadable(error, file, where)
     if isinstance(error, EOFError):
         return KmsAccessDeniedError(
             f"no credentials for {where}: the role asks for a code of a second factor (MFA), and "

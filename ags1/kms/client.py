@@ -210,6 +210,12 @@ def unasked(error: BaseException, request: str, trust: str) -> KmsError:
     return kind(f"{request}: {cause.text}")
 
 
+def unreadable(error: OSError | UnicodeError, file: str, where: str) -> KmsAccessDeniedError:
+    """Return the error for a file of credentials that an SDK cannot read."""
+    why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+    return KmsAccessDeniedError(f"no credentials for {where}: cannot read {file}: {why}")
+
+
 def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:
     """Return the error for a client whose library is missing or broken."""
     return KmsConfigurationError(

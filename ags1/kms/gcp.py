@@ -29,7 +29,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly, unasked
+from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly, unasked, unreadable
 
 if TYPE_CHECKING:
     from google.cloud.kms_v1 import KeyManagementServiceClient
@@ -219,9 +219,7 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         named = _named_file() and not self._properties.get(TOKEN)
         if isinstance(error, (OSError, UnicodeError)) and named:
             # Not a request's, but of a file with credentials.
-            file = f"GOOGLE_APPLICATION_CREDENTIALS{_named_file()}"
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            return KmsAccessDeniedError(f"no credentials for {where}: cannot read {file}: {why}")
+            return unreadable(error, f"GOOGLE_APPLICATION_CREDENTIALS{_named_file()}", where)
         if isinstance(error, GoogleAPICallError):
             return _service_failure(error, action, key_id, where)
         return KmsError(
