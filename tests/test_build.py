@@ -367,3 +367,16 @@ def test_the_command_runs(installed: Path) -> None:
     )
     assert shown.returncode == 0, shown.stderr
     assert "OpenSSL" in shown.stdout
+
+
+@pytest.mark.slow
+def test_without_pyspark_every_test_module_can_be_imported() -> None:
+    """`make dev` installs no PySpark. What needs it is left out of `make test`, not a failure."""
+    collect = (
+        "import sys, pytest; sys.modules['pyspark'] = None; "
+        "sys.exit(pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', '-m', '']))"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", collect], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == pytest.ExitCode.OK, outcome.stdout[-2000:] + outcome.stderr[-2000:]

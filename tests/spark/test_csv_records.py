@@ -12,6 +12,8 @@ from unittest import mock
 
 import pytest
 
+pytest.importorskip("pyspark")
+
 from ags1 import FormatError
 from ags1.spark.datasource import format_readers
 from ags1.spark.datasource.encrypted_files import OpenPart
