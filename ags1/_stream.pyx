@@ -33,6 +33,7 @@ from libc.string cimport memchr, memcpy, memset
 
 from ags1._gcm cimport this_process
 from ags1.layout cimport BLOCK_OVERHEAD, NONCE_SIZE
+from atomics cimport atomic_join, atomic_leave, atomic_load
 
 from .filelike import check_open
 
@@ -40,13 +41,18 @@ cdef enum:
     # The bytes that peek() returns: enough to recognise a format, and cheap for readline.
     PEEK_SIZE = 8192
 
+# Two such positions have a sum.
+cdef long long FAR = 1LL << 62
+
 
 # ---- reading -----------------------------------------------------------------------------------
 
 cdef class Plaintext:
-    """``size`` bytes of the plaintext, from ``start`` on, at the beginning of a buffer."""
+    """``size`` bytes of the plaintext, from ``start`` on, at the beginning of a buffer. A window and
+    a cache may both use it. The last one that leaves it may use the buffer again."""
 
     cdef Py_buffer view
+    cdef int users
     cdef const unsigned char *data
     cdef object buffer
     cdef long long start
@@ -64,6 +70,12 @@ cdef class Plaintext:
     cdef const unsigned char *at(self, long long position) noexcept:
         return self.data + (position - self.start)
 
+    cdef object left(self):
+        """Leave it; return the buffer if nobody else uses it, or None."""
+        if self.buffer is None:
+            return None
+        return self.buffer if atomic_leave(&self.users) == 0 else None
+
 
 cdef Plaintext NO_PLAINTEXT = Plaintext()
 
@@ -77,6 +89,7 @@ cdef Plaintext plaintext(buffer, long long start, Py_ssize_t size):
     text.buffer = buffer
     text.start = start
     text.size = size
+    text.users = 1
     return text
 
 
@@ -85,6 +98,7 @@ cdef class ReadWindow:
 
     cdef Plaintext text
     cdef public long long position
+    cdef readonly bint closed
     cdef bint _busy
 
     def __cinit__(self):
@@ -106,11 +120,39 @@ cdef class ReadWindow:
         with cython.critical_section(self):
             old = self.text
             self.text = new
-        return old.buffer
+        return old.left()
+
+    def keep_in(self, BlockCache cache not None):
+        """Give the plaintext that is here to ``cache``. Returns a buffer that neither needs, which
+        may be used again, or None."""
+        cdef Plaintext old
+        with cython.critical_section(self):
+            old = self.text
+            self.text = NO_PLAINTEXT
+        spare = cache.add(old) if old.size else None
+        mine = old.left()
+        return spare if mine is None else mine
+
+    def turn(self, BlockCache cache not None, long long position):
+        """Hold the plaintext of ``cache`` at ``position``; return its end, or -1 if it is not
+        there."""
+        cdef long long end = -1
+        with cython.critical_section(self, cache):
+            if self.turned(cache, position, 1):
+                end = self.text.start + self.text.size
+        return end
 
     def drop(self):
         """Hold nothing any more."""
         with cython.critical_section(self):
+            self.text.left()
+            self.text = NO_PLAINTEXT
+
+    def close(self):
+        """Hold nothing any more, and call the core for everything from now on."""
+        with cython.critical_section(self):
+            self.closed = self._busy = True
+            self.text.left()
             self.text = NO_PLAINTEXT
 
     def copy(self, long long position, out):
@@ -151,6 +193,21 @@ cdef class ReadWindow:
         """The number of bytes that can be read without the core."""
         return 0 if self._busy else self.text.ahead(self.position)
 
+    cdef bint turned(self, BlockCache cache, long long position, Py_ssize_t size):
+        """Hold the plaintext of ``cache`` that has ``size`` bytes from ``position`` on, if it is
+        there. What is here must be nobody's, or the cache's too."""
+        cdef Plaintext text = cache.find(position, size)
+        if text is None:
+            return False
+        atomic_join(&text.users)
+        self.text.left()
+        self.text = text
+        return True
+
+    cdef bint shared(self) noexcept:
+        """Whether the core is not needed to hold another plaintext."""
+        return not self._busy and atomic_load(&self.text.users) != 1
+
     cdef bytes take(self, Py_ssize_t size):
         data = PyBytes_FromStringAndSize(<char *>self.text.at(self.position), size)
         self.position += size
@@ -170,10 +227,11 @@ cdef class ReadWindow:
 
 
 cdef class BlockCache:
-    """The plaintext that was decrypted last, in up to ``limit`` buffers."""
+    """The plaintext that was decrypted last, in buffers of up to ``limit`` bytes together."""
 
     cdef list _texts
     cdef Py_ssize_t _limit
+    cdef Py_ssize_t _used
 
     def __cinit__(self, Py_ssize_t limit):
         self._texts = []
@@ -183,19 +241,35 @@ cdef class BlockCache:
         """Keep a buffer with ``size`` bytes of the plaintext from ``start`` on. Returns a buffer
         that is not needed, which may be this one, or None."""
         cdef Plaintext text = plaintext(buffer, start, size)
+        spare = self.add(text)
+        mine = text.left()
+        return spare if mine is None else mine
+
+    cdef object add(self, Plaintext text):
+        """Keep a text too. Returns a buffer that nobody uses any more, or None."""
+        cdef Plaintext old
+        cdef object spare = None
         with cython.critical_section(self):
-            if self._limit and self.find(start, size) is None:
+            if text.view.len <= self._limit and self.find(text.start, text.size) is None:
+                atomic_join(&text.users)
                 self._texts.append(text)
-                text = None
-                if len(self._texts) > self._limit:
-                    text = self._texts[0]
-                    del self._texts[0]
-        return None if text is None else text.buffer
+                self._used += text.view.len
+                while self._used > self._limit:
+                    old = self._texts.pop(0)
+                    self._used -= old.view.len
+                    spare = old.left()
+        return spare
+
+    def holds(self, long long position):
+        """Whether the byte at ``position`` is here."""
+        with cython.critical_section(self):
+            found = self.find(position, 1) is not None
+        return found
 
     def close(self):
         """Keep nothing any more."""
         with cython.critical_section(self):
-            self._limit = 0
+            self._limit = -1
             self._texts = []
 
     def copy(self, long long position, out):
@@ -273,7 +347,7 @@ cdef class FastReader:
     @property
     def closed(self):
         """Whether the stream was closed."""
-        return self.core is None or self.core.closed
+        return self.core is None or self.window.closed
 
     @property
     def plaintext_size(self):
@@ -304,7 +378,28 @@ cdef class FastReader:
         """Move to ``offset`` from the start, the position or the end; return the new position. A
         position beyond the end is allowed; a read there returns nothing. Raises OSError for a
         negative position, as files do, and io.UnsupportedOperation if the source cannot seek."""
-        return self.core.seek(offset, whence)
+        cdef int overflow = 0
+        cdef long long to = -1
+        if type(offset) is int and self.seeks:
+            to = PyLong_AsLongLongAndOverflow(offset, &overflow)
+            with cython.critical_section(self.window):
+                to = -1 if overflow or self.window._busy else self.target(to, whence)
+                if to >= 0:
+                    self.window.position = to
+        return self.core.seek(offset, whence) if to < 0 else to
+
+    cdef long long target(self, long long offset, int whence) noexcept:
+        """Where a seek goes to; -1 or less if the core has to say that."""
+        cdef long long base
+        if whence == 0:
+            base = 0
+        elif whence == 1:
+            base = self.window.position
+        elif whence == 2:
+            base = self.end
+        else:
+            return -1
+        return base + offset if base < FAR and -FAR < offset < FAR else -1
 
     def read(self, size=-1, /):
         """Read up to ``size`` bytes, or all that remain if it is negative or None."""
@@ -313,7 +408,17 @@ cdef class FastReader:
         with cython.critical_section(self.window):
             if wanted > 0 and self.window.ahead() >= wanted:
                 data = self.window.take(wanted)
+        if data is None and wanted > 0 and self.seeks:
+            with cython.critical_section(self.window, self.cache):
+                if self.turned(wanted):
+                    data = self.window.take(wanted)
         return self.core.read(wanted) if data is None else data
+
+    cdef bint turned(self, Py_ssize_t size):
+        """Turn the window to ``size`` bytes at the position that the cache has. The caller holds
+        both critical sections."""
+        window = self.window
+        return window.shared() and window.turned(self.cache, window.position, size)
 
     def read1(self, Py_ssize_t size=-1, /):
         """Read up to ``size`` bytes, from one block at most."""
@@ -338,21 +443,39 @@ cdef class FastReader:
                 memcpy(view.buf, self.window.text.at(self.window.position), size)
                 self.window.position += size
                 done = True
+        if not done and size and self.seeks:
+            with cython.critical_section(self.window, self.cache):
+                if self.turned(size):
+                    memcpy(view.buf, self.window.text.at(self.window.position), size)
+                    self.window.position += size
+                    done = True
         PyBuffer_Release(&view)
         return size if done else self.core.readinto(buffer)
 
     def readline(self, size=-1, /):
         """Read up to and with the next newline; at most ``size`` bytes unless it is negative."""
-        cdef Py_ssize_t limit = -1 if size is None else size
-        cdef Py_ssize_t at_hand, line
+        return self.line(-1 if size is None else size)
+
+    cdef bytes line(self, Py_ssize_t limit):
+        cdef Py_ssize_t at_hand, size
         cdef bytes data = None
         with cython.critical_section(self.window):
             at_hand = self.window.ahead()
-            line = self.window.line_size(at_hand)
+            size = self.window.line_size(at_hand)
             # A line that ends with the window may continue in the next block.
-            if limit < 0 and line < at_hand:
-                data = self.window.take(line)
+            if limit < 0 and size < at_hand:
+                data = self.window.take(size)
         return self.core.readline(limit) if data is None else data
+
+    def __iter__(self):
+        check_open(self)
+        return self
+
+    def __next__(self):
+        cdef bytes line = self.line(-1)
+        if not line:
+            raise StopIteration
+        return line
 
     def peek(self, Py_ssize_t size=0, /):
         """Return some of the next bytes (at least one, except at the end) without moving."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ from ..errors import (
 from ..key_metadata import KeyMetadata
 from ..keys.sidecar import MAX_SIDECAR_SIZE, MOST_TRIES, START_SIZE, Sidecar, sidecar_path
 from ..sink import FileSink
-from ..stream import TextReader, TextWriter
+from ..stream import TextWriter
 from ..threads import thread_count
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
@@ -360,7 +361,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         names = ("encoding", "errors", "newline")
         text = [kwargs.pop(name, None) for name in names]
         file = self.open(path, mode.replace("t", "") + "b", block_size, cache_options, **kwargs)
-        return (TextReader if mode.startswith("r") else TextWriter)(file, *text)
+        return (io.TextIOWrapper if mode.startswith("r") else TextWriter)(file, *text)
 
     def _open(
         self,

@@ -764,7 +764,7 @@ def test_room_that_cannot_be_reserved_is_no_error() -> None:
 
 
 def test_a_window_and_a_cache_stay_within_their_buffers() -> None:
-    window, cache = ReadWindow(), BlockCache(2)
+    window, cache = ReadWindow(), BlockCache(6)
     for start, size in ((0, 4), (0, 1 << 40), (0, -1), (-1, 2), (0, -(2**62))):
         for call in (window.put, cache.keep):
             with pytest.raises((ValueError, OverflowError)):
