@@ -21,11 +21,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import layout, private_file, strict_json
-from ..atomic import AtomicFile
-from ..descriptors import is_stream, open_stream
+from ..engine import layout
+from ..engine.key_metadata import KeyMetadata
 from ..errors import Ags1Error, KeyMetadataError, KmsError, KmsUnavailableError
-from ..key_metadata import KeyMetadata
+from ..host import private_file, strict_json
+from ..host.atomic import AtomicFile
+from ..host.descriptors import is_stream, open_stream
 from .envelope import (
     EncryptedKey,
     KeyEncryptionKey,

@@ -32,16 +32,16 @@ from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
 
 import ags1
-from ags1 import cpu
 from ags1.cli.app import app
 from ags1.cli.console import Output
 from ags1.cli.exits import EXIT_STATUS, Exit
 from ags1.cli.files.encrypting import EncryptingOptions, encrypt
 from ags1.cli.files.sources import Job
 from ags1.cli.report import Report
+from ags1.engine.writer import Writer
+from ags1.host import cpu
 from ags1.keys import Keychain, Sidecar, keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
-from ags1.writer import Writer
 
 BLOCK = 1 << 20
 # With blocks this small, a GiB takes half a minute: the room for a larger file may not be there.
@@ -372,7 +372,7 @@ def test_an_orphan_sidecar_outlives_a_failure(home: Path, monkeypatch: pytest.Mo
         Path(target).write_bytes(file)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
 
-    monkeypatch.setattr("ags1.keys.pairs.publish", another_run_is_first)
+    monkeypatch.setattr("ags1.files.pairs.publish", another_run_is_first)
     assert "exists already" in fail(6, "encrypt", "a", "--skip-existing")
     assert (home / "a.ags1.keys").read_bytes() == before
     assert names(home) == ["a", "a.ags1", "a.ags1.keys"]
@@ -1161,7 +1161,7 @@ def test_a_temporary_file_that_stays_is_said(home: Path, monkeypatch: pytest.Mon
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
     flip(home / "a.ags1", 20)
-    monkeypatch.setattr("ags1.atomic._NAMELESS", None)
+    monkeypatch.setattr("ags1.host.atomic._NAMELESS", None)
 
     def refused(path: str) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)

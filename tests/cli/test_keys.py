@@ -26,11 +26,11 @@ import pytest
 from conftest import python_environment
 from kms_contract import spellings
 
-from ags1._messages import seal
 from ags1.cli.exits import Exit
 from ags1.cli.keys.rewrapping import Rewrapping
 from ags1.cli.keys.rewrapping import rewrap as wrap_anew
 from ags1.cli.kms.plugins import PluginError, guarded
+from ags1.engine._messages import seal
 from ags1.errors import KmsError, KmsUnwrapError
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.cache import KekCache

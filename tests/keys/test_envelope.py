@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError
-from ags1._messages import open as open_sealed
-from ags1._messages import seal
+from ags1.engine._messages import open as open_sealed
+from ags1.engine._messages import seal
 from ags1.iceberg.distributed import sealed
 from ags1.iceberg.distributed.sealed import JobKey, unwrap_key
 from ags1.iceberg.operations import journal

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import click
 
-from ... import layout
-from ...atomic import is_temporary
-from ...descriptors import is_stream
+from ...engine import layout
 from ...errors import FormatError, KeyMetadataError
+from ...host.atomic import is_temporary
+from ...host.descriptors import is_stream
 from ...keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_beside
 from ...keys.sidecar import SUFFIX as SIDECAR_SUFFIX
 from ...kms.keyring import LOCK_SUFFIX, is_keyring
