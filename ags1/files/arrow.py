@@ -53,6 +53,26 @@ class _ArrowBelow(ArrowFSWrapper):  # type: ignore[misc]
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
     """Does what pyarrow's handler for fsspec does, but sends no request before it opens a file."""
 
+    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
+        """Return what is in a folder. As with Arrow's own file systems, paths begin as the folder's
+        does: those in a relative folder are relative."""
+        folder = self.fs._strip_protocol(selector.base_dir)
+        found = super().get_file_info_selector(
+            pafs.FileSelector(folder, selector.allow_not_found, selector.recursive)
+        )
+        named = selector.base_dir.rstrip("/")
+        if folder == named:
+            return found  # type: ignore[no-any-return]
+        return [
+            pafs.FileInfo(
+                f"{named}{info.path.removeprefix(folder)}".removeprefix("" if named else "/"),
+                info.type,
+                size=info.size,
+                mtime_ns=info.mtime_ns,
+            )
+            for info in found
+        ]
+
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)
 

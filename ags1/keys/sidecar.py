@@ -76,12 +76,14 @@ class Sidecar:
     @classmethod
     def from_bytes(cls, data: bytes) -> Sidecar:
         """Parse a sidecar. Raises KeyMetadataError."""
+        if data and not data.lstrip().startswith(b"{"):
+            raise KeyMetadataError("this is not a sidecar: a sidecar is a JSON object")
         try:
             document = strict_json.parse(data)
         except ValueError as error:
             raise KeyMetadataError(f"the sidecar is damaged: it {error}") from None
-        if not isinstance(document, dict):
-            raise KeyMetadataError("the sidecar is damaged: it is not a JSON object")
+        if "encryption-keys" not in document:
+            raise KeyMetadataError("this is not a sidecar: it has no 'encryption-keys'")
         try:
             keys = parse_encryption_keys(document.get("encryption-keys"))
         except KeyMetadataError as error:

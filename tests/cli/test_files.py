@@ -854,6 +854,7 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
     (home / "empty").touch()
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
+    succeed("encrypt", "a", "-o", "gone.ags1")
     keys = ["--sidecar", "a.ags1.keys"]
     cases: list[tuple[Any, ...]] = [
         (4, "plain: not an AGS1 file", "verify", "plain", *keys),
@@ -869,6 +870,10 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
         (4, "plain: not an AGS1 file", "cat", "plain"),
         (4, "plain: not an AGS1 file", "decrypt", "plain"),
         (4, "plain: not an AGS1 file", "decrypt", "plain", "-o", "x"),
+        (4, "a: not an AGS1 file: it does not begin with 'AGS1': did you mean a.ags1?", "cat", "a"),
+        (6, "gone: No such file or directory: did you mean gone.ags1?", "decrypt", "gone"),
+        (5, "plain: this is not a sidecar", "key", "rewrap", "plain"),
+        (5, "a: not a sidecar: did you mean a.ags1.keys?", "key", "rewrap", "a"),
         (5, "short.keys: there is no such sidecar", "verify", "short"),
         (6, "nope: No such file or directory", "encrypt", "nope"),
         (6, "nope: No such file or directory", "cat", "nope"),
@@ -1024,7 +1029,7 @@ def test_a_changed_sidecar_does_not_open(home: Path) -> None:
     of_version_7 = base64.b64encode(kek[:4] + b"\7" + kek[5:]).decode()
     for text, code, message in [
         ("", 5, "not JSON"),
-        ("null", 5, "not a JSON object"),
+        ("null", 5, "is a JSON object"),
         (with_entry(0, **{"encrypted-key-metadata": "%"}), 5, "not base64"),
         (with_entry(0, **{"encrypted-key-metadata": of_no_format}), 5, "damaged"),
         (with_entry(0, **{"encrypted-key-metadata": of_version_7}), 5, "has no version 7"),

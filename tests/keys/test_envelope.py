@@ -344,7 +344,7 @@ def test_a_sidecar_of_two_files_lists_its_own_key_first() -> None:
 def test_a_damaged_sidecar_is_rejected_by_name(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.ags1.keys"
     path.write_bytes(data)
-    with pytest.raises(KeyMetadataError, match="sidecar is damaged") as caught:
+    with pytest.raises(KeyMetadataError, match=r"sidecar is damaged|not a sidecar: ") as caught:
         read_sidecar(str(path))
     assert caught.value.file == str(path)
 

@@ -50,7 +50,7 @@ class KeyOptions:
             )
         for name in named:
             if name not in _NAMES and not name.startswith(settings.PROPERTY_PREFIXES):
-                raise ValueError(_unknown(name))
+                raise ValueError(_unknown(name, named[name]))
             if name not in texts:
                 raise KmsConfigurationError(f"the storage option {name!r} is not text: give a str")
         self._layer = settings.from_options(texts)
@@ -103,11 +103,17 @@ class KeyOptions:
         return Keychain(kms, chosen.key_id or "", trusted_key_ids=trusted)
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return (
+            f"the storage option {name!r} is not known to ags1: give fsspec.filesystem the options "
+            f"of the file system below as target_options={{...}}, with target_protocol={name!r}. "
+            f"Beside a URL, {name!r} goes with ags1::{name}://..."
+        )
     near = difflib.get_close_matches(name, _NAMES, 1)
     if near:
         return f"the storage option {name!r} is not known: did you mean {near[0]!r}?"
     return (
         f"the storage option {name!r} is not known to ags1: give options of the file system below "
-        'under the name of its protocol, as in {"s3": {...}}'
+        'under the name of its protocol, as in {"s3": {...}}, or as target_options={...}'
     )

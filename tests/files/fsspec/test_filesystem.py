@@ -269,6 +269,7 @@ def test_a_path_without_a_protocol_is_a_local_file(tmp_path: Path) -> None:
         ({"kms.vault.url": "https://u:c2VjcmV0@host"}, KmsConfigurationError, "is a secret"),
         ({"keys": "x"}, ValueError, "did you mean 'key'"),
         ({"anon": True}, ValueError, "under the name of its protocol"),
+        ({"s3": {"anon": True}}, ValueError, "as target_options"),
         ({"key": b"c2VjcmV0"}, KmsConfigurationError, "is not text"),
     ],
 )

@@ -175,6 +175,26 @@ def test_a_dataset_of_several_files_is_written_and_read(tmp_path: Path) -> None:
     assert found.sort_by("id").equals(TABLE)
 
 
+@pytest.mark.parametrize("folder", ["t", "t/", "./t", "t/x=1", "", "."])
+def test_a_relative_folder_is_a_dataset_as_with_arrow_s_files(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "encrypted").mkdir()
+    (tmp_path / "plain").mkdir()
+    listed = []
+    for name, fs in (("plain", pafs.LocalFileSystem()), ("encrypted", ags1.arrow.filesystem())):
+        monkeypatch.chdir(tmp_path / name)
+        ds.write_dataset(TABLE.slice(0, 9), "t/x=1", format="parquet", filesystem=fs)
+        if folder:
+            found = ds.dataset(folder, filesystem=fs, format="parquet")
+            assert found.count_rows() == 9
+            listed.append(found.files)
+        infos = fs.get_file_info(pafs.FileSelector(folder or ".", recursive=True))
+        listed.append([(info.path, info.type) for info in infos])
+    half = len(listed) // 2
+    assert listed[:half] == listed[half:]
+
+
 _SLOW = """
 import sys, time
 import pyarrow.dataset
