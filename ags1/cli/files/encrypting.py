@@ -1,6 +1,6 @@
 """Encrypting one file: the file and its sidecar appear together, or neither does.
 
-``ags1.keys.pairs`` has what is on the disk after each step, and what opens it.
+``ags1.files.pairs`` has what is on the disk after each step, and what opens it.
 
 A stream (standard output, a pipe, a device) cannot be taken back, and its reader sees its end only
 when we close it. So the sidecar is written when all but the last bytes are sent:
@@ -27,18 +27,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ... import layout
-from ...atomic import StagedFile
-from ...bulk import encrypt_opened
-from ...cpu import usable_cpus
-from ...descriptors import is_stream
-from ...key_metadata import KeyMetadata
+from ...engine import layout
+from ...engine.bulk import encrypt_opened
+from ...engine.key_metadata import KeyMetadata
+from ...engine.stream import open as open_stream
+from ...engine.writer import Writer
+from ...files.pairs import already_exists, check_link, present_sidecar, publish_pair, take_back
+from ...host.atomic import StagedFile
+from ...host.cpu import usable_cpus
+from ...host.descriptors import is_stream
+from ...host.regular_file import regular_file
 from ...keys import Keychain, Sidecar, write_sidecar
 from ...keys.keychain import FILE_KEY_SIZE
-from ...keys.pairs import already_exists, check_link, present_sidecar, publish_pair, take_back
-from ...source import regular_file
-from ...stream import open as open_stream
-from ...writer import Writer
 from ..console import STREAM, BinaryOutput, binary_input
 from .sources import Job
 

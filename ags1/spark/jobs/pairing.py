@@ -17,11 +17,11 @@ import contextlib
 import errno
 
 from ...errors import KeyMetadataError
-from ...keys.pairs import PresentSidecar, with_keys_of
+from ...files.ledger import Row
+from ...files.pairs import PresentSidecar, with_keys_of
+from ...files.storage.places import open_storage
+from ...files.storage.protocol import Storage
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..ledger import Row
-from ..storage.places import open_storage
-from ..storage.protocol import Storage
 
 
 def add_key(row: Row) -> bool:

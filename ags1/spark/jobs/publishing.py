@@ -32,9 +32,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ..ledger import DONE, FAILED, JobNote, Ledger, Row
-from ..storage.places import open_storage
-from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
+from ...files.ledger import DONE, FAILED, JobNote, Ledger, Row
+from ...files.storage.places import open_storage
+from ...files.storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
 from .pairing import add_key, drop_old_keys, remove_key
 from .work import cause
 
