@@ -69,7 +69,7 @@ _TAIL_SIZE = 64 << 10
 _MAX_CRYPTO_SIZE = 256
 _HEADER_SIZE = 16 << 10  # most page headers fit into this, with their statistics
 FILE_ID_SIZE = 8
-_WITH_FOOTER_KEY = STRUCT, {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
+_WITH_FOOTER_KEY: tuple[int, Struct] = STRUCT, {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
 # What decides of a footer whether a file is encrypted as Iceberg's files are.
 _OF_KEYS: Kept = {
     FileMetaData.ENCRYPTION_ALGORITHM: {},

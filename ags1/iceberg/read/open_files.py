@@ -7,6 +7,7 @@ applies a filter that is passed to it.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,6 +55,16 @@ class FileColumns:
     read: Schema
     variants: frozenset[int] = frozenset()
     has_views: bool = False
+    _stored: list[tuple[pa.Schema, pa.Schema]] = dataclasses.field(default_factory=list)
+
+    def stored(self, given: pa.Schema) -> pa.Schema:
+        """Return what ``without_fields`` makes of the schema of the file's batches, ``given``."""
+        for known, made in self._stored:
+            if known.equals(given, check_metadata=True):
+                return made
+        made = without_fields(given, frozenset(), self.variants)
+        self._stored.append((given, made))
+        return made
 
 
 class OpenParquet:
@@ -85,13 +96,14 @@ class OpenParquet:
                     aad_prefix=key_metadata.aad_prefix,
                     allow_plaintext_files=False,
                 )
+            self._is_small = isinstance(source[0], pa.BufferReader)
             with _arrow_errors(files, file):
-                if isinstance(source[0], pa.BufferReader) and not filters:
+                if self._is_small and not filters and not dictionary_columns:
                     # The reader of one file takes half the time of a scanner, which is for many.
                     self._whole = pq.ParquetFile(
                         *source,
                         decryption_properties=decryption,
-                        read_dictionary=dictionary_columns,
+                        arrow_extensions_enabled=False,
                         coerce_int96_timestamp_unit=_INT96_UNIT,
                     )
                     self._physical = self._whole.schema_arrow
@@ -164,7 +176,7 @@ class OpenParquet:
             batches = self._batches([f.name for f in self.columns.read.fields], row_filter, groups)
             stored: pa.Schema | None = None
             for batch in map(plain_batch, batches) if self.columns.has_views else batches:
-                stored = stored or without_fields(batch.schema, frozenset(), self.columns.variants)
+                stored = stored or self.columns.stored(batch.schema)
                 yield batch if stored == batch.schema else self._as_stored(batch, stored)
 
     def _batches(
@@ -178,7 +190,11 @@ class OpenParquet:
         assert self._fragment is not None
         fragment = self._fragment if groups is None else self._fragment.subset(row_group_ids=groups)
         yield from ds.Scanner.from_fragment(
-            fragment, schema=self._physical, columns=names, filter=row_filter
+            fragment,
+            schema=self._physical,
+            columns=names,
+            filter=row_filter,
+            use_threads=not self._is_small,
         ).to_batches()
 
     def _as_stored(self, batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
@@ -193,7 +209,9 @@ class OpenParquet:
         """Return how many rows are in the row groups that begin before ``offset``."""
         with _arrow_errors(self._files, self._file):
             starts = enumerate(row_group_starts(self._metadata))
-            return sum(self._metadata.row_group(n).num_rows for n, start in starts if start < offset)
+            return sum(
+                self._metadata.row_group(n).num_rows for n, start in starts if start < offset
+            )
 
     def close(self) -> None:
         _CHECKED.now.pop(self._name, None)
