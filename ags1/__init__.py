@@ -14,7 +14,8 @@ Each room imports from the rooms below it::
     engine             the format: streams, whole files, messages
     host               what the operating system offers
 
-``errors``, ``hazmat``, ``layout``, ``arrow`` and ``filesystem`` are public names beside the rooms.
+``errors``, ``hazmat``, ``layout``, ``arrow``, ``filesystem``, ``polars`` and ``duckdb`` are public
+names beside the rooms.
 
 A name is loaded when it is first used (PEP 562), so that a command starts quickly, and hears Ctrl-C
 from its first moment.
