@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 from ..errors import Ags1Error
 from ..host.threads import check_threads, run_in_threads, thread_count
 from . import layout
-from ._buffers import flat, new_bytes, overlapping, wipe
 from ._arrow_arrays import Column, Messages
+from ._buffers import flat, new_bytes, overlapping, wipe
 from ._columns import ColumnBatch, OpenColumn, SealColumn
 from ._gcm import BlockCipher
 from ._messages import NEW_BYTES, OpenBatch, SealBatch, open_stream, seal_stream
