@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         encrypt,
         encrypt_into,
         encrypt_many,
+        new_buffer,
     )
     from .engine.reader import Reader
     from .engine.stream import open
@@ -97,6 +98,7 @@ __all__ = [
     "encrypt_file",
     "encrypt_into",
     "encrypt_many",
+    "new_buffer",
     "open",
     "verify_file",
 ]
@@ -115,6 +117,7 @@ _HOMES = {
     "encrypt_file": "engine.bulk",
     "encrypt_into": "engine.oneshot",
     "encrypt_many": "engine.oneshot",
+    "new_buffer": "engine.oneshot",
     "open": "engine.stream",
     "verify_file": "engine.bulk",
 }
