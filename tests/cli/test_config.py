@@ -498,7 +498,8 @@ def test_a_broken_configuration_of_pyiceberg_is_named(
         f"ags1.errors.ArgumentError: PyIceberg's configuration file {path}{line}"
     )
     assert "s3cr3t" not in done.stderr
-    command = "import sys; sys.argv[1:] = ['table', 'list', '--catalog', 'a']; from ags1.cli import main; main()"
+    arguments = ["table", "list", "--catalog", "a"]
+    command = f"import sys; sys.argv[1:] = {arguments}; from ags1.cli import main; main()"
     done = run_python(command, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"{path}{line}" in done.stderr
