@@ -68,7 +68,7 @@ class AtomicFile:
         self._kept_mode: int | None = None
         self._process = process_number()
         if not overwrite and os.path.lexists(self.name):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
+            raise already_exists(self.name)
         if is_stream(self.name):
             raise OSError(errno.EINVAL, "Not a regular file", self.name)
         try:
@@ -352,11 +352,11 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
             # Unlike rename, a link never replaces a target that appeared meanwhile.
             os.link(temporary, target)
         except FileExistsError:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+            raise already_exists(target) from None
         except OSError:
             # A file system without hard links: checking is all that can be done.
             if os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+                raise already_exists(target) from None
             _rename(temporary, target)
         else:
             remove_temporary(temporary)
@@ -381,6 +381,11 @@ def _rename(temporary: str, target: str) -> None:
         os.rename(temporary, target)
     except OSError as error:
         raise named(error, target) from None
+
+
+def already_exists(path: str) -> FileExistsError:
+    """Return the error of a file that is there and must not be replaced."""
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 def named(error: OSError, name: str) -> OSError:

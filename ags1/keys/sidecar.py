@@ -243,9 +243,16 @@ def write_sidecar(
     """Write a sidecar, complete or not at all, or as a stream. It gets the permissions, the owner
     and the group of its ``file``, because it is of no use without the other. If no file is given,
     those of the sidecar that it replaces stay. Raises OSError."""
+    write_document(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable, file=file)
+
+
+def write_document(
+    path: str, data: bytes, *, overwrite: bool, durable: bool, file: os.stat_result | None
+) -> None:
+    """Write the bytes of a sidecar, as ``write_sidecar`` does."""
     if is_stream(path):
         with open_stream(path, overwrite=overwrite) as out:
-            out.write(sidecar.to_bytes())
+            out.write(data)
         return
     with AtomicFile(path, overwrite=overwrite, durable=durable, like=file) as out:
-        out.write(sidecar.to_bytes())
+        out.write(data)

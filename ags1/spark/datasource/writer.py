@@ -25,8 +25,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from ...files.sidecars import OldKeys, publish_pair
 from ...key_metadata import KeyMetadata
-from ...keys.pairs import publish_pair
 from ...keys.sidecar import Sidecar, sidecar_path
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
@@ -135,9 +135,7 @@ def _commit_with_sidecars(folder: str, files: list[NewFile], *, overwrite: bool)
             sidecar = Sidecar.from_bytes(json.dumps(file.wrapped).encode())
             staged = staging.staged_path(folder, file.staged)
             # No other file has this name.
-            publish_pair(
-                staged, target, sidecar, sidecar_path(target), overwrite=True, durable=True
-            )
+            publish_pair(staged, target, sidecar, sidecar_path(target), OldKeys.RETIRE)
     except BaseException:
         for path in published:
             remove_with_sidecar(path)

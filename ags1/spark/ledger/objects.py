@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..._gcm import random_bytes
-from ...keys.pairs import already_exists
+from ...atomic import already_exists
 from ..filesystems import host_url_of, open_filesystem, os_errors, refuse_chain
 
 # Requests at a time.
