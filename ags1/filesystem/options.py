@@ -38,8 +38,9 @@ _keychains: OncePerProcess[dict[_Identity, Keychain]] = OncePerProcess(dict)
 class KeySource(Protocol):
     """Wrapped keys of files that are not in sidecars beside them."""
 
-    def find(self, targets: Sequence[str]) -> list[Sidecar | None]:
-        """Return the sidecar of each encrypted file, a path or a URL; None if there is none."""
+    def find(self, targets: Sequence[str], *, pending: bool = False) -> list[Sidecar | None]:
+        """Return the sidecar of each encrypted file, a path or a URL; None if there is none.
+        ``pending``: with the keys of files that are just getting their names."""
 
 
 class KeyOptions:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from ...files.sidecars import OldKeys, publish_pair
 from ...key_metadata import KeyMetadata
-from ...keys.sidecar import Sidecar, sidecar_path
+from ...keys.sidecar import START_SIZE, Sidecar, first_nonce, sidecar_path
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..jobs.selection import SUFFIX
@@ -90,14 +90,21 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         extension = "txt" if self._inner == "text" else self._inner
         name = f"part-{number:05d}-{self._job_id}-{unique}.{extension}"
 
+        nonce: bytes | None = None
+
         def write(path: str) -> KeyMetadata:
-            return write_file(self._inner, path, self._columns, chain(first, rows), self._options)
+            nonlocal nonce
+            found = chain(first, rows)
+            key_metadata = write_file(self._inner, path, self._columns, found, self._options)
+            with open(path, "rb") as file:
+                nonce = first_nonce(file.read(START_SIZE))
+            return key_metadata
 
         target = name if self._ledger is None else name + SUFFIX
         staged, key_metadata = staging.stage(self._folder, target, self._job_id, number, write)
         assert key_metadata.file_length is not None
         end_of_task()
-        wrapped = self._keys.wrap(key_metadata)
+        wrapped = self._keys.wrap(key_metadata, nonce)
         return WrittenFile(NewFile(name, staged, key_metadata.file_length, wrapped))
 
     def commit(self, messages: list[WrittenFile | None]) -> None:
