@@ -39,7 +39,7 @@ histories: native jvm $(VENV)/.with-interop $(CLASSES)
 # Files and their sidecars in 20,000 drawn orders of the requests of several processes.
 model: export AGS1_TEST_MODEL ?= 20000
 model: dev
-	$(BIN)/python -m pytest tests/filesystem/test_model.py
+	$(BIN)/python -m pytest tests/files/fsspec/test_model.py
 
 # 10,000 commits of eight threads in each of four catalogs, 100 in each test: what was acknowledged is
 # there. An hour.
@@ -81,7 +81,7 @@ fips: dev
 	@prefix="$$($(BIN)/python tests/fips/build.py 2>build/$@/openssl.log)" \
 		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
 	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
-		$(PYTEST) $(TESTS) tests/format tests/keys
+		$(PYTEST) $(TESTS) tests/engine tests/keys
 
 # On CPython without the GIL, and on arm64 under qemu's user mode. Both need a Debian machine.
 freethreaded aarch64: native

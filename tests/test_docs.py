@@ -427,7 +427,7 @@ def test_the_readme_runs(home: Home) -> None:
     home.run(FIRST, ["-c", RUN])
 
 
-@pytest.mark.parametrize("module", ["ags1", "ags1.stream"])
+@pytest.mark.parametrize("module", ["ags1", "ags1.engine.stream"])
 def test_the_examples_of_docstrings_run(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
-from .. import __version__, cpu, layout
-from .._gcm import BlockCipher, libcrypto, random_bytes
+from .. import __version__
+from ..engine import layout
+from ..engine._gcm import BlockCipher, libcrypto, random_bytes
 from ..errors import KmsError
+from ..host import cpu
 from .console import Output, print_line
 from .exits import Command, Exit
 from .kms.options import KmsOptions

@@ -1,5 +1,11 @@
-"""Encrypted files and their keys, in any storage.
+"""Files with wrapped keys, and where they lie. Knows nothing of tables, or of Spark.
 
-``publish`` has the one table of steps by which a file and its key change; ``sidecars`` is the
-keystore that has the keys of a file beside it.
+fsspec         ags1:: in front of a URL: a file system of fsspec
+arrow          the same for pyarrow
+ledger         the wrapped keys of many files, and what became of each file of a job
+storage        where the files of a job lie
+publish        the one table of steps by which a file and its key change
+sidecars       the keys of a file, kept beside it
+keys           the keys of a job
+filesystems    the file system of a URL; paths tells a URL from a path
 """

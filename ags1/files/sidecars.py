@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from .. import private_file
-from .._gcm import process_number
-from ..atomic import already_exists
-from ..atomic import publish as give_name
-from ..descriptors import is_stream
 from ..errors import KeyMetadataError
+from ..host import private_file
+from ..host._process import process_number
+from ..host.atomic import already_exists
+from ..host.atomic import publish as give_name
+from ..host.descriptors import is_stream
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_document
 from .publish import publish
 

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._buffers import wipe
-from .._gcm import process_number, random_bytes
-from .._key_metadata import EncodedKeyMetadata
-from .._messages import open as open_sealed
-from .._messages import seal
+from ..engine._buffers import wipe
+from ..engine._gcm import random_bytes
+from ..engine._key_metadata import EncodedKeyMetadata
+from ..engine._messages import open as open_sealed
+from ..engine._messages import seal
+from ..engine.key_metadata import KEY_SIZES, KeyMetadata
 from ..errors import (
     AuthenticationError,
     KeyMetadataError,
@@ -31,7 +32,7 @@ from ..errors import (
     KmsError,
     KmsUnwrapError,
 )
-from ..key_metadata import KEY_SIZES, KeyMetadata
+from ..host._process import process_number
 from ..kms.client import GeneratedKey, KmsClient, own_name
 from ..kms.secret import Secret, discreet
 

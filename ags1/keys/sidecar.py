@@ -21,11 +21,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import layout, private_file, strict_json
-from ..atomic import AtomicFile
-from ..descriptors import is_stream, open_stream
+from ..engine import layout
+from ..engine.key_metadata import KeyMetadata
 from ..errors import Ags1Error, KeyMetadataError, KmsError, KmsUnavailableError
-from ..key_metadata import KeyMetadata
+from ..host import private_file, strict_json
+from ..host.atomic import AtomicFile
+from ..host.descriptors import is_stream, open_stream
 from .envelope import (
     EncryptedKey,
     KeyEncryptionKey,
@@ -73,12 +74,14 @@ class Sidecar:
     @classmethod
     def from_bytes(cls, data: bytes) -> Sidecar:
         """Parse a sidecar. Raises KeyMetadataError."""
+        if data and not data.lstrip().startswith(b"{"):
+            raise KeyMetadataError("this is not a sidecar: a sidecar is a JSON object")
         try:
             document = strict_json.parse(data)
         except ValueError as error:
             raise KeyMetadataError(f"the sidecar is damaged: it {error}") from None
-        if not isinstance(document, dict):
-            raise KeyMetadataError("the sidecar is damaged: it is not a JSON object")
+        if "encryption-keys" not in document:
+            raise KeyMetadataError("this is not a sidecar: it has no 'encryption-keys'")
         try:
             keys = parse_encryption_keys(document.get("encryption-keys"))
         except KeyMetadataError as error:

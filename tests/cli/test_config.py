@@ -11,9 +11,9 @@ import click
 import pytest
 from conftest import RunPython
 
-from ags1 import private_file
 from ags1.cli.kms.master_keys import layer_of_options
 from ags1.errors import KmsAccessDeniedError, KmsConfigurationError
+from ags1.host import private_file
 from ags1.keys import read_sidecar
 from ags1.kms import create_key
 from ags1.kms.settings import (

@@ -32,17 +32,17 @@ from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
 
 import ags1
-from ags1 import cpu
 from ags1.cli.app import app
 from ags1.cli.console import Output
 from ags1.cli.exits import EXIT_STATUS, Exit
 from ags1.cli.files.encrypting import EncryptingOptions, encrypt
 from ags1.cli.files.sources import Job
 from ags1.cli.report import Report
+from ags1.engine.writer import Writer
 from ags1.files.sidecars import OldKeys
+from ags1.host import cpu
 from ags1.keys import Keychain, Sidecar, keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
-from ags1.writer import Writer
 
 BLOCK = 1 << 20
 # With blocks this small, a GiB takes half a minute: the room for a larger file may not be there.
@@ -855,6 +855,7 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
     (home / "empty").touch()
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
+    succeed("encrypt", "a", "-o", "gone.ags1")
     keys = ["--sidecar", "a.ags1.keys"]
     cases: list[tuple[Any, ...]] = [
         (4, "plain: not an AGS1 file", "verify", "plain", *keys),
@@ -870,6 +871,10 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
         (4, "plain: not an AGS1 file", "cat", "plain"),
         (4, "plain: not an AGS1 file", "decrypt", "plain"),
         (4, "plain: not an AGS1 file", "decrypt", "plain", "-o", "x"),
+        (4, "a: not an AGS1 file: it does not begin with 'AGS1': did you mean a.ags1?", "cat", "a"),
+        (6, "gone: No such file or directory: did you mean gone.ags1?", "decrypt", "gone"),
+        (5, "plain: this is not a sidecar", "key", "rewrap", "plain"),
+        (5, "a: not a sidecar: did you mean a.ags1.keys?", "key", "rewrap", "a"),
         (5, "short.keys: there is no such sidecar", "verify", "short"),
         (6, "nope: No such file or directory", "encrypt", "nope"),
         (6, "nope: No such file or directory", "cat", "nope"),
@@ -1025,7 +1030,7 @@ def test_a_changed_sidecar_does_not_open(home: Path) -> None:
     of_version_7 = base64.b64encode(kek[:4] + b"\7" + kek[5:]).decode()
     for text, code, message in [
         ("", 5, "not JSON"),
-        ("null", 5, "not a JSON object"),
+        ("null", 5, "is a JSON object"),
         (with_entry(0, **{"encrypted-key-metadata": "%"}), 5, "not base64"),
         (with_entry(0, **{"encrypted-key-metadata": of_no_format}), 5, "damaged"),
         (with_entry(0, **{"encrypted-key-metadata": of_version_7}), 5, "has no version 7"),
@@ -1162,7 +1167,7 @@ def test_a_temporary_file_that_stays_is_said(home: Path, monkeypatch: pytest.Mon
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
     flip(home / "a.ags1", 20)
-    monkeypatch.setattr("ags1.atomic._NAMELESS", None)
+    monkeypatch.setattr("ags1.host.atomic._NAMELESS", None)
 
     def refused(path: str) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import OF_CONNECT
 
+from ags1.files.keys import KmsConfig
+from ags1.files.ledger import Ledger, open_ledger
 from ags1.kms import LocalKms
 from ags1.spark.jobs import publishing
-from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import Ledger, open_ledger
 
 _CONF = {
     "spark.driver.memory": "1g",

@@ -27,8 +27,16 @@ from conftest import python_environment
 import ags1
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
+from ags1.engine.key_metadata import KeyMetadata
 from ags1.errors import KmsUnavailableError, KmsUnwrapError
-from ags1.key_metadata import KeyMetadata
+from ags1.files.keys import FileKeys, KmsConfig, as_text
+from ags1.files.ledger import ENCRYPT, Ledger, Row, open_ledger
+from ags1.files.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
+from ags1.files.storage import local as local_storage
+from ags1.files.storage.local import LOCAL, LocalSource, LocalStorage
+from ags1.files.storage.pieces import Item, Piece, target_size
+from ags1.files.storage.places import find
+from ags1.files.storage.protocol import Attempt, Staging
 from ags1.keys import Keychain, Sidecar
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
@@ -37,14 +45,6 @@ from ags1.spark.jobs import group, planning, sessions, waves, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
-from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger
-from ags1.spark.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
-from ags1.spark.storage import local as local_storage
-from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
-from ags1.spark.storage.pieces import Item, Piece, target_size
-from ags1.spark.storage.places import find
-from ags1.spark.storage.protocol import Attempt, Staging
 
 from .conftest import nonce_in
 
@@ -784,9 +784,9 @@ _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.spark.storage import local as local_storage
+from ags1.files.storage import local as local_storage
 from ags1.spark.jobs import planning
-from ags1.spark.keys import KmsConfig
+from ags1.files.keys import KmsConfig
 
 source, target, ledger, keyring, wanted = sys.argv[1:]
 planning.MIN_TASK_COST = 2 << 20

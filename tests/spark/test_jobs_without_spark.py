@@ -38,6 +38,15 @@ from ags1.errors import (
     NoKeyError,
     TruncatedError,
 )
+from ags1.files.keys import FileKeys, KmsConfig
+from ags1.files.ledger import JobNote, Ledger, open_ledger
+from ags1.files.storage import local_files as files
+from ags1.files.storage import remote
+from ags1.files.storage.local import LocalStorage
+from ags1.files.storage.pieces import Item, Piece
+from ags1.files.storage.places import find, open_storage
+from ags1.files.storage.protocol import Attempt, JobEndedError, Staging
+from ags1.files.storage.remote import RemoteStorage
 from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
@@ -45,15 +54,6 @@ from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
 from ags1.spark.jobs.publishing import clear, clear_again
 from ags1.spark.jobs.work import Encrypting, Result, Work
-from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import JobNote, Ledger, open_ledger
-from ags1.spark.storage import local_files as files
-from ags1.spark.storage import remote
-from ags1.spark.storage.local import LocalStorage
-from ags1.spark.storage.pieces import Item, Piece
-from ags1.spark.storage.places import find, open_storage
-from ags1.spark.storage.protocol import Attempt, JobEndedError, Staging
-from ags1.spark.storage.remote import RemoteStorage
 from tests.aws_server import aws_server, dummy_environment
 
 from .conftest import LedgerPlace, step_around

@@ -33,6 +33,30 @@ from ags1.errors import (
     KmsAccessDeniedError,
     KmsConfigurationError,
 )
+from ags1.files.keys import KmsConfig
+from ags1.files.ledger import (
+    DONE,
+    ENCRYPT,
+    FAILED,
+    SCHEMA,
+    Ledger,
+    Row,
+    open_ledger,
+)
+from ags1.files.ledger.copying import ParquetRows, copy_rows
+from ags1.files.ledger.folder import FolderStore
+from ags1.files.ledger.lookup import LedgerSidecars
+from ags1.files.ledger.objects import ObjectStore
+from ags1.files.ledger.rows import rows_to_table
+from ags1.files.storage import local as local_storage
+from ags1.files.storage import local_files as files
+from ags1.files.storage import places as storages
+from ags1.files.storage import remote as remote_storage
+from ags1.files.storage.local import LOCAL, LocalStorage
+from ags1.files.storage.packed import DigestMap, PackedRows
+from ags1.files.storage.pieces import BLOCK_SIZE, Item, Piece
+from ags1.files.storage.protocol import Staging, Status, UnknownOutcomeError
+from ags1.files.storage.remote import RemoteSource, unsettled_seconds, version_of
 from ags1.keys import KeyEncryptionKey, Sidecar
 from ags1.kms.key_file import KeyFileKms
 from ags1.spark.jobs import planning, publishing
@@ -43,30 +67,6 @@ from ags1.spark.jobs.publishing import (
     published,
     settle_pending,
 )
-from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import (
-    DONE,
-    ENCRYPT,
-    FAILED,
-    SCHEMA,
-    Ledger,
-    Row,
-    open_ledger,
-)
-from ags1.spark.ledger.copying import ParquetRows, copy_rows
-from ags1.spark.ledger.folder import FolderStore
-from ags1.spark.ledger.lookup import LedgerSidecars
-from ags1.spark.ledger.objects import ObjectStore
-from ags1.spark.ledger.rows import rows_to_table
-from ags1.spark.storage import local as local_storage
-from ags1.spark.storage import local_files as files
-from ags1.spark.storage import places as storages
-from ags1.spark.storage import remote as remote_storage
-from ags1.spark.storage.local import LOCAL, LocalStorage
-from ags1.spark.storage.packed import DigestMap, PackedRows
-from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
-from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
-from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
 
 from .conftest import LedgerPlace, step_around
 
@@ -253,7 +253,7 @@ def test_what_a_stranger_wrote_there(tmp_path: Path) -> None:
 
 
 def test_a_note_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags1.spark.ledger.ledger._STAGED_IN_A_NOTE", 100)
+    monkeypatch.setattr("ags1.files.ledger.ledger._STAGED_IN_A_NOTE", 100)
     begun = {f"s3://bucket/{number}": "upload" for number in range(1001)}
     with open_ledger(str(tmp_path), writing=True) as ledger:
         ledger.note_staged(JOB, 1, begun)
@@ -404,7 +404,7 @@ def test_rows_that_no_job_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str
 ) -> None:
     if not change:
-        monkeypatch.setattr("ags1.spark.ledger.rows._MAX_ROWS", 1)
+        monkeypatch.setattr("ags1.files.ledger.rows._MAX_ROWS", 1)
     rows = [row(tmp_path / "a")._asdict() | change for _ in range(2)]
     table = pa.Table.from_pylist(rows)
     for number, field in enumerate(SCHEMA):

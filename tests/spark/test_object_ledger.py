@@ -26,8 +26,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ags1.errors import FormatError, KmsConfigurationError
-from ags1.spark.filesystems import host_url_of, open_filesystem
-from ags1.spark.ledger import (
+from ags1.files.filesystems import host_url_of, open_filesystem
+from ags1.files.ledger import (
     DONE,
     ENCRYPT,
     FAILED,
@@ -38,10 +38,10 @@ from ags1.spark.ledger import (
     open_ledger,
     state,
 )
-from ags1.spark.ledger import ledger as ledgers
-from ags1.spark.ledger.copying import copy_rows
-from ags1.spark.ledger.ledger import open_store
-from ags1.spark.ledger.store import Store, create
+from ags1.files.ledger import ledger as ledgers
+from ags1.files.ledger.copying import copy_rows
+from ags1.files.ledger.ledger import open_store
+from ags1.files.ledger.store import Store, create
 
 from .test_ledger import JOB, row
 
@@ -237,7 +237,7 @@ class TestClaims:
         """Not in memory: nobody else sees this process's."""
         if url.startswith("memory"):
             return
-        killed = "import os, sys\nfrom ags1.spark.ledger import open_ledger\n"
+        killed = "import os, sys\nfrom ags1.files.ledger import open_ledger\n"
         killed += "open_ledger(sys.argv[1], writing=True)\nos.kill(os.getpid(), 9)\n"
         assert run_python(killed, url, check=False, timeout=60).returncode == -9
         with open_ledger(url, writing=True) as ledger:

@@ -27,7 +27,7 @@ from ..options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...key_metadata import KeyMetadata
+    from ...engine.key_metadata import KeyMetadata
     from ..report import Report
     from .decrypting import Opened, Reading
     from .sources import Job, Plan
@@ -140,8 +140,8 @@ def encrypt(
       tar c docs | ags1 encrypt - -o docs.tar.ags1
       pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
     """
+    from ...engine.layout import plaintext_size
     from ...files.sidecars import OldKeys
-    from ...layout import plaintext_size
     from ..kms.master_keys import encrypting_keychain
     from .encrypting import EncryptingOptions
     from .encrypting import encrypt as encrypt_file

@@ -27,19 +27,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ... import layout
-from ...atomic import StagedFile, already_exists
-from ...bulk import encrypt_opened
-from ...cpu import usable_cpus
-from ...descriptors import is_stream
+from ...engine import layout
+from ...engine.bulk import encrypt_opened
+from ...engine.key_metadata import KeyMetadata
+from ...engine.stream import open as open_stream
+from ...engine.writer import Writer
 from ...files.publish import publish
 from ...files.sidecars import Beside, LocalPlace, OldKeys, check_link, publish_pair
-from ...key_metadata import KeyMetadata
+from ...host.atomic import StagedFile, already_exists
+from ...host.cpu import usable_cpus
+from ...host.descriptors import is_stream
+from ...host.regular_file import regular_file
 from ...keys import Keychain, Sidecar
 from ...keys.keychain import FILE_KEY_SIZE
-from ...source import regular_file
-from ...stream import open as open_stream
-from ...writer import Writer
 from ..console import STREAM, BinaryOutput, binary_input
 from .sources import Job
 

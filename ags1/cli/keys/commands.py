@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console import Output, print_line
+from ..console import Output, counted, print_line
 from ..exits import Command, Group
 from ..kms import options
 from ..kms.options import KmsOptions, NewMasterKey
@@ -76,7 +76,8 @@ def key() -> None:
 @options.kms
 @json_output
 def list_(kms: KmsOptions, out: Output) -> None:
-    """List the master keys of a keyring: name, algorithm, current version.
+    """List the master keys of a keyring: name, algorithm, the version that wraps, and how many
+    older versions still unwrap. 'ags1 inspect' says which version has wrapped a file's key.
 
     Examples:
       ags1 key list
@@ -87,7 +88,9 @@ def list_(kms: KmsOptions, out: Output) -> None:
     for info in keyring(keyring_settings(kms, "list")).list_keys():
         facts = asdict(info)
         del facts["versions"]
-        out.result(facts, f"{info.key_id}  {info.algorithm}  version {info.current_version}")
+        older = f", and {counted(len(info.versions) - 1, 'older one')}" if info.versions[1:] else ""
+        line = f"{info.key_id}  {info.algorithm}  version {info.current_version}{older}"
+        out.result(facts, line)
 
 
 @key.command()

@@ -37,10 +37,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from ..._messages import open as open_sealed
+from ...engine._messages import open as open_sealed
+from ...engine.geometry import trusted_length
+from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError, TruncatedError
-from ...geometry import trusted_length
-from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC
 from .parquet_fields import (
     FILE_METADATA_TYPES,

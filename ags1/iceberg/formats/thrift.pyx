@@ -13,7 +13,7 @@ from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 
-from ags1._buffers cimport take_input
+from ags1.engine._buffers cimport take_input
 
 from ...errors import FormatError
 

@@ -20,14 +20,15 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ... import oneshot, strict_json
-from ..._key_metadata import EncodedKeyMetadata
+from ...engine import oneshot
+from ...engine._key_metadata import EncodedKeyMetadata
+from ...engine.key_metadata import KeyMetadata
+from ...engine.layout import DEFAULT_BLOCK_SIZE
 from ...errors import Ags1Error, KmsError, KmsUnwrapError
-from ...key_metadata import KeyMetadata
+from ...host import strict_json
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.manager import EncryptionManager, now_ms
 from ...kms.client import wraps_with_public_key
-from ...layout import DEFAULT_BLOCK_SIZE
 from ..read.records import ContentFile
 from ..storage.listing import list_files
 from ..storage.locations import new_input

@@ -21,8 +21,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
-from ...arrow_layouts import plain_schema
-from ...avro.variants import VariantType
+from ...columns.arrow_layouts import plain_schema
+from ...columns.avro.variants import VariantType
 from ...errors import Ags1Error, FormatError
 from ..pyiceberg.arrow import project
 from ..spec.column_types import (

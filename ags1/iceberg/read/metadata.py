@@ -33,8 +33,8 @@ from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from ... import strict_json
 from ...errors import MetadataIntegrityError, NotEncryptedError
+from ...host import strict_json
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
 from ..spec.java_json import java_print, metadata_hash

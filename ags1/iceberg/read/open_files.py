@@ -21,12 +21,12 @@ from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-from ...arrow_layouts import plain_batch
-from ...arrow_nested import with_child
-from ...avro.files import AvroFile, read_avro
+from ...columns.arrow_layouts import plain_batch
+from ...columns.arrow_nested import with_child
+from ...columns.avro.files import AvroFile, read_avro
+from ...columns.row_groups import row_group_starts
+from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError
-from ...key_metadata import KeyMetadata
-from ...row_groups import row_group_starts
 from ..formats.parquet_modules import check_end
 from ..formats.variants import whole
 from ..spec.column_types import WKB, variant_part_ids

@@ -32,7 +32,7 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from ...cpu import usable_cpus
+from ...host.cpu import usable_cpus
 from ..spec.column_types import as_stored, check_readable, with_struct_defaults
 from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles

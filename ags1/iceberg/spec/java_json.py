@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ... import strict_json
+from ...host import strict_json
 
 # Orders the fields of a value. The second argument: whether fields unknown to Java are removed.
 _Order = Callable[[Any, bool], Any]

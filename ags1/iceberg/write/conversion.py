@@ -38,9 +38,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from ...arrow_nested import compacted, with_child
-from ...avro.projection import default_of
-from ...avro.variants import VARIANT_PARTS, VariantType
+from ...columns.arrow_nested import compacted, with_child
+from ...columns.avro.projection import default_of
+from ...columns.avro.variants import VARIANT_PARTS, VariantType
 from ...errors import FormatError, UnsupportedTypeError
 from ..formats.variants import whole
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps

@@ -18,17 +18,17 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ... import layout
+from ...engine import layout
+from ...engine.reader import Reader
 from ...errors import Ags1Error, FormatError, KeyMetadataError
+from ...files.keys import FileKeys
+from ...files.paths import local_path
+from ...files.storage.places import absolute, find, open_storage
+from ...files.storage.protocol import REQUESTS, SourceFile
 from ...keys.keychain import find_sidecar, key_of_file
 from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
-from ...reader import Reader
 from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
-from ..keys import FileKeys
-from ..paths import local_path
 from ..splits import grouped
-from ..storage.places import absolute, find, open_storage
-from ..storage.protocol import REQUESTS, SourceFile
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 

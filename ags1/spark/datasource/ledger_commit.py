@@ -16,11 +16,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...errors import Ags1Error
-from ...keys.sidecar import Sidecar, sidecar_path
-from ..jobs.publishing import end, published, settle_pending, sync_names
-from ..jobs.selection import SUFFIX
-from ..keys import as_text
-from ..ledger import (
+from ...files.keys import as_text
+from ...files.ledger import (
     DONE,
     ENCRYPT,
     FAILED,
@@ -31,8 +28,11 @@ from ..ledger import (
     check_ledger,
     open_ledger,
 )
-from ..ledger.rows import encrypted_row
-from ..storage.places import open_storage
+from ...files.ledger.rows import encrypted_row
+from ...files.storage.places import open_storage
+from ...keys.sidecar import Sidecar, sidecar_path
+from ..jobs.publishing import end, published, settle_pending, sync_names
+from ..jobs.selection import SUFFIX
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 

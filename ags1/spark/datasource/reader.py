@@ -13,15 +13,15 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ...errors import KeyMetadataError
+from ...files.keys import FileKeys, as_text
+from ...files.ledger import DONE, ENCRYPT, REMOVED, open_ledger
+from ...files.ledger.lookup import joined, pending_keys
+from ...files.storage.places import absolute
+from ...files.storage.protocol import REQUESTS
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
-from ..keys import FileKeys, as_text
-from ..ledger import DONE, ENCRYPT, REMOVED, open_ledger
-from ..ledger.lookup import joined, pending_keys
 from ..planning_errors import in_few_words
 from ..splits import PART_SIZE
-from ..storage.places import absolute
-from ..storage.protocol import REQUESTS
 from ..workers import end_of_task
 from .encrypted_files import (
     Listed,

@@ -14,15 +14,15 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from ... import layout
-from ...key_metadata import KeyMetadata
+from ...engine import layout
+from ...engine.key_metadata import KeyMetadata
+from ...files.ledger import Row
+from ...files.paths import local_path
+from ...files.storage import local_files as files
+from ...files.storage.pieces import BLOCK_SIZE, Item
+from ...files.storage.places import open_storage
+from ...files.storage.protocol import Attempt, Staging
 from ..jobs.planning import whole
-from ..ledger import Row
-from ..paths import local_path
-from ..storage import local_files as files
-from ..storage.pieces import BLOCK_SIZE, Item
-from ..storage.places import open_storage
-from ..storage.protocol import Attempt, Staging
 
 # Of a file that is uploaded, if the storage does not say.
 _RUN_BLOCKS = 8

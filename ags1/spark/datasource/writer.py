@@ -25,16 +25,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from ...engine.key_metadata import KeyMetadata
+from ...files.keys import FileKeys
+from ...files.ledger import ledger_location
+from ...files.paths import local_path
 from ...files.sidecars import OldKeys, publish_pair
-from ...key_metadata import KeyMetadata
+from ...files.storage.places import absolute, open_storage
 from ...keys.sidecar import START_SIZE, Sidecar, first_nonce, sidecar_path
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..jobs.selection import SUFFIX
-from ..keys import FileKeys
-from ..ledger import ledger_location
-from ..paths import local_path
-from ..storage.places import absolute, open_storage
 from ..workers import end_of_task
 from . import staging
 from .encrypted_files import encrypted_below

@@ -25,11 +25,11 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from ..keys import FileKeys, KmsConfig
-from ..ledger import DECRYPT, ENCRYPT, ledger_location
-from ..storage.packed import Packed
-from ..storage.pieces import Item
-from ..storage.places import absolute
+from ...files.keys import FileKeys, KmsConfig
+from ...files.ledger import DECRYPT, ENCRYPT, ledger_location
+from ...files.storage.packed import Packed
+from ...files.storage.pieces import Item
+from ...files.storage.places import absolute
 from .report import FailedFile, PlannedFile, Progress, Summary
 from .rewrapping import rewrap_ledger
 from .running import VERIFY, Job, JobOptions

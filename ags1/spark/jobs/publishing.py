@@ -33,12 +33,12 @@ from functools import partial
 from typing import Any
 
 from ...errors import KeyMetadataError
+from ...files.ledger import DONE, FAILED, JobNote, Ledger, Row
 from ...files.publish import publish
 from ...files.sidecars import Beside, OldKeys, Place
+from ...files.storage.places import open_storage
+from ...files.storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..ledger import DONE, FAILED, JobNote, Ledger, Row
-from ..storage.places import open_storage
-from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
 from .work import cause
 
 # How long a task may need from one look at its job's mark to the next, with a large margin.

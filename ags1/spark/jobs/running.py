@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._gcm import random_bytes
-from ..keys import FileKeys
-from ..ledger import DECRYPT, ENCRYPT, JobNote, check_ledger, open_ledger
-from ..storage.pieces import Item
-from ..storage.places import open_storage
-from ..storage.protocol import Staging
+from ...engine._gcm import random_bytes
+from ...files.keys import FileKeys
+from ...files.ledger import DECRYPT, ENCRYPT, JobNote, check_ledger, open_ledger
+from ...files.storage.pieces import Item
+from ...files.storage.places import open_storage
+from ...files.storage.protocol import Staging
 from .group import JobGroup
 from .patterns import Patterns
 from .publishing import clear, clear_again, settle_pending

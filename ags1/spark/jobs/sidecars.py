@@ -10,16 +10,16 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ..._gcm import random_bytes
+from ...engine._gcm import random_bytes
 from ...errors import Ags1Error, KeyMetadataError
+from ...files.ledger import ENCRYPT, Ledger, Row
+from ...files.ledger.copying import refuse_pending
+from ...files.ledger.rows import encrypted_row
 from ...files.sidecars import Beside, OldKeys
+from ...files.storage.places import find, open_storage
+from ...files.storage.protocol import REQUESTS, SourceFile
 from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..ledger import ENCRYPT, Ledger, Row
-from ..ledger.copying import refuse_pending
-from ..ledger.rows import encrypted_row
-from ..storage.places import find, open_storage
-from ..storage.protocol import REQUESTS, SourceFile
 from .publishing import StoragePlace
 from .report import FailedFile
 from .selection import SUFFIX

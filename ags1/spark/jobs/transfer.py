@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ... import layout
-from ..._gcm import BlockCipher
-from ..._pump import Pump
+from ...engine import layout
+from ...engine._gcm import BlockCipher
+from ...engine._pump import Pump
+from ...engine.geometry import Geometry
+from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, TruncatedError
-from ...geometry import Geometry
-from ...key_metadata import KeyMetadata
-from ...process import OncePerProcess
-from ..storage.pieces import BLOCK_SIZE
-from ..storage.protocol import CHANGED, Output, Source
+from ...files.storage.pieces import BLOCK_SIZE
+from ...files.storage.protocol import CHANGED, Output, Source
+from ...host.process import OncePerProcess
 
 # The blocks of a run by default, and the runs that are read ahead.
 RUN_BLOCKS = 8

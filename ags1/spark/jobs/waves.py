@@ -23,16 +23,16 @@ from contextlib import closing
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from ...bulk import verify_file
+from ...engine.bulk import verify_file
+from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE
-from ...key_metadata import KeyMetadata
+from ...files.keys import FileKeys, as_text
+from ...files.ledger import DONE, Ledger, Row
+from ...files.storage.pieces import Item, target_size
+from ...files.storage.places import open_storage
+from ...files.storage.protocol import JobEndedError, Staging
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
-from ..keys import FileKeys, as_text
-from ..ledger import DONE, Ledger, Row
-from ..storage.pieces import Item, target_size
-from ..storage.places import open_storage
-from ..storage.protocol import JobEndedError, Staging
 from ..workers import task_context
 from . import planning
 from .group import JobGroup, SparkEndedError

@@ -16,17 +16,17 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import ClassVar, NamedTuple
 
-from ... import layout, oneshot
+from ...engine import layout, oneshot
+from ...engine.geometry import Geometry, claim_key, file_geometry
+from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE, Ags1Error
-from ...geometry import Geometry, claim_key, file_geometry
-from ...key_metadata import KeyMetadata
+from ...files.keys import FileKeys, as_text
+from ...files.paths import local_path
+from ...files.storage.pieces import BLOCK_SIZE, Item, Piece, target_offset
+from ...files.storage.places import open_storage
+from ...files.storage.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import START_SIZE, first_nonce
-from ..keys import FileKeys, as_text
-from ..paths import local_path
-from ..storage.pieces import BLOCK_SIZE, Item, Piece, target_offset
-from ..storage.places import open_storage
-from ..storage.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ..workers import end_of_task, task_context
 from .transfer import open_blocks, seal, texts_of
 

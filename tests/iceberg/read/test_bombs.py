@@ -17,8 +17,8 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ags1 import MetadataIntegrityError
-from ags1.avro.container import long, prefixed, string
-from ags1.avro.schema import avro_schema
+from ags1.columns.avro.container import long, prefixed, string
+from ags1.columns.avro.schema import avro_schema
 from ags1.iceberg.read.metadata import read_metadata
 from ags1.iceberg.read.snapshots import MANIFEST_LIST, parsed
 from ags1.iceberg.storage.trust import Trust

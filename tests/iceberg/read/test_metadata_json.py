@@ -18,7 +18,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType
 from table_maker import TableMaker
 
-from ags1.avro.schema import avro_schema
+from ags1.columns.avro.schema import avro_schema
 from ags1.errors import Ags1Error, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.read.metadata import _decompressed

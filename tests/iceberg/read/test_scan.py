@@ -35,7 +35,7 @@ from pyiceberg.types import NestedField
 from table_maker import TableMaker
 
 from ags1 import FormatError, TruncatedError
-from ags1.avro.schema import avro_schema
+from ags1.columns.avro.schema import avro_schema
 from ags1.iceberg import open_table
 from ags1.iceberg.pyiceberg.arrow import project
 from ags1.iceberg.read import ahead as ahead_module
