@@ -327,6 +327,8 @@ def test_the_page_on_logging_has_every_logger() -> None:
 def test_the_names_of_operations_exist() -> None:
     """Those of our objects and functions; the reference and ``--help`` have the rest."""
     iceberg = pytest.importorskip("ags1.iceberg")
+    import click
+
     from ags1.cli.app import app
 
     text = (PROJECT / "docs" / "operations.md").read_text()
@@ -336,9 +338,11 @@ def test_the_names_of_operations_exist() -> None:
     commands = re.findall(r"`ags1((?: [a-z][a-z-]*)+)", text)
     assert len(commands) > 30
     for line in commands:
-        command = app
+        command: click.Command | None = app
         for word in line.split():
-            command = command.commands[word]  # type: ignore[attr-defined]
+            assert isinstance(command, click.Group), line
+            command = command.get_command(click.Context(command), word)
+        assert command is not None, line
 
 
 def test_what_is_replaced_is_written() -> None:

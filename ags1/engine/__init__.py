@@ -10,7 +10,7 @@ The modules of the format, from the users' functions down to libcrypto::
        |                            |            |                     |
        |                         source        sink --> atomic <-------+
        v                            v            v                     v
-    _messages, _columns          _stream (small reads and writes)   _pump (file to file)
+    _messages, _columns          _reading     _writing               _pump (file to file)
        |                            |            |                     |
        +----------------------------+--- _gcm ---+---------------------+
 

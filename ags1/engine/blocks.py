@@ -11,8 +11,8 @@ from ..host.process import PerProcess
 from ..host.threads import Job, Pool, run_all
 from . import layout
 from ._gcm import BlockCipher
-from ._stream import BlockCache
-from .filelike import CHUNK_SIZE, Scratch
+from ._reading import BlockCache
+from .filelike import CHUNK_SIZE, REQUEST_SIZE, Scratch
 from .geometry import Geometry
 from .key_metadata import KeyMetadata
 from .source import Source
@@ -22,9 +22,10 @@ Piece: TypeAlias = "tuple[int, memoryview]"
 
 
 class Blocks:
-    """The blocks of ``source``. Small blocks are read ``chunk`` at a time. ``cache`` keeps up to
-    ``cache_size`` bytes of the plaintext that ``fill`` decrypts. All sizes and positions must be
-    within the plaintext."""
+    """The blocks of ``source``. Small blocks are read ``chunk`` at a time. Where many bytes are
+    wanted, one request asks for up to ``most`` blocks, more than a chunk if the source may be far
+    away. ``cache`` keeps up to ``cache_size`` bytes of the plaintext that ``fill`` decrypts. All
+    sizes and positions must be within the plaintext."""
 
     def __init__(
         self, source: Source, geometry: Geometry, km: KeyMetadata, *, threads: int, cache_size: int
@@ -38,9 +39,11 @@ class Blocks:
         text = min(self._block_size, geometry.plaintext_size)
         slot = text + layout.BLOCK_OVERHEAD
         self.chunk = max(1, min(CHUNK_SIZE // slot, geometry.block_count))
-        self._slots = Scratch(self.chunk * slot)
-        self._texts = Scratch(self.chunk * text)
-        self.cache = BlockCache(cache_size // max(1, self.chunk * text))
+        request = max(self.chunk, min(REQUEST_SIZE // max(1, text), geometry.block_count))
+        self.most = request if source.far else self.chunk
+        self._slots = Scratch(self.chunk * slot, self.most * slot)
+        self._texts = Scratch(self.chunk * text, self.most * text)
+        self.cache = BlockCache(cache_size)
         self._pool = PerProcess(partial(Pool, self.threads))
 
     def close(self, *, wait: bool) -> None:
@@ -53,9 +56,9 @@ class Blocks:
             self.source.close()
 
     def open_chunk(self, first: int, count: int, out: memoryview) -> None:
-        """Decrypt up to ``chunk`` blocks into the beginning of ``out``."""
+        """Decrypt up to ``most`` blocks into the beginning of ``out``."""
         offset, size = self.geometry.slots(first, count)
-        scratch = self._slots.take()
+        scratch = self._slots.take(size)
         try:
             self._cipher.open_blocks(self.source.fetch(offset, size, scratch), out, first)
         except AuthenticationError:
@@ -67,14 +70,14 @@ class Blocks:
             self.source.check_end()
 
     def open_text(self, first: int, count: int) -> memoryview:
-        """Decrypt up to ``chunk`` blocks into a buffer, which goes to ``give_back`` later."""
-        text = self._texts.take()
+        """Decrypt up to ``most`` blocks into a buffer, which goes to ``give_back`` later."""
+        text = self._texts.take(self.geometry.text_size(first, count))
         self.open_chunk(first, min(count, self.geometry.block_count - first), text)
         return text
 
-    def open_ahead(self, first: int) -> Job[memoryview]:
-        """Have a thread decrypt a whole chunk, as ``open_text`` does."""
-        return self._pool.get().submit(partial(self.open_text, first, self.chunk))
+    def open_ahead(self, first: int, count: int) -> Job[memoryview]:
+        """Have a thread do what ``open_text`` does."""
+        return self._pool.get().submit(partial(self.open_text, first, count))
 
     def give_back(self, text: memoryview) -> None:
         """Take back a buffer of ``open_text``."""
@@ -107,8 +110,16 @@ class Blocks:
         """Fill pieces whose blocks are adjacent."""
         first = pieces[0][0] // self._block_size
         last = max((position + out.nbytes - 1) // self._block_size for position, out in pieces)
-        starts = range(first, last + 1, self.chunk)
-        shares = [(begin, min(self.chunk, last + 1 - begin)) for begin in starts]
+        shares: list[tuple[int, int]] = []
+        for begin in range(first, last + 1, self.chunk):
+            count = min(self.chunk, last + 1 - begin)
+            if all(self.cache.copy(*part) for part in self._parts(pieces, begin, count)):
+                continue
+            before, blocks = shares[-1] if shares else (begin, self.most)
+            if before + blocks == begin and blocks + count <= self.most:
+                shares[-1] = before, blocks + count
+            else:
+                shares.append((begin, count))
         # Here and not in the threads: without the GIL, a view does not survive that two threads
         # slice it at once.
         parts = [self._parts(pieces, *share) for share in shares]
@@ -137,7 +148,7 @@ class Blocks:
         start, size = first * self._block_size, self.geometry.text_size(first, count)
         if parts[0][1].nbytes == size and len(parts) == 1:
             self.open_chunk(first, count, parts[0][1])
-        elif not all(self.cache.copy(position, out) for position, out in parts):
+        else:
             text = self.open_text(first, count)
             for position, out in parts:
                 out[:] = text[position - start : position - start + out.nbytes]

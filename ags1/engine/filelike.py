@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Blocks smaller than this are read, and written, several at a time.
 CHUNK_SIZE = 1 << 20
+# The most bytes of one request to a source that may be far away, unless one block is larger.
+REQUEST_SIZE = 4 << 20
 
 
 def check_open(stream: Any) -> None:
@@ -88,20 +90,22 @@ class Stream:
 
 
 class Scratch:
-    """Buffers of one size, used again and again: the page faults of a fresh mebibyte take longer
-    than its decryption."""
+    """Buffers of ``size`` bytes, used again and again: the page faults of a fresh mebibyte take
+    longer than its decryption. ``large``: of that size too."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, large: int = 0) -> None:
         self._size = size
-        self._idle: list[memoryview] = []
+        self._idle: dict[int, list[memoryview]] = {size: [], large: []}
+        self._large = large
 
-    def take(self) -> memoryview:
-        """Return a buffer, a new one if none is idle."""
+    def take(self, size: int = 0) -> memoryview:
+        """Return a buffer of at least ``size`` bytes, a new one if none is idle."""
+        size = self._size if size <= self._size else self._large
         try:
-            return self._idle.pop()
+            return self._idle[size].pop()
         except IndexError:
-            return memoryview(bytearray(self._size))
+            return memoryview(bytearray(size))
 
     def give(self, buffer: memoryview) -> None:
         """Take back a buffer that ``take`` returned."""
-        self._idle.append(buffer)
+        self._idle[buffer.nbytes].append(buffer)

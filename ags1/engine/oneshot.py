@@ -239,7 +239,9 @@ def _work_on_column(batch: ColumnBatch) -> Any:
 
 def _useful_threads(threads: int | None, batch: list[Any], data: Callable[[Any], Any]) -> int:
     """Return how many of ``threads`` shorten the work. ``data`` returns a message's bytes."""
-    count = max(1, min(thread_count(threads), len(batch)))
+    if threads is not None:
+        check_threads(threads)
+    count = min(thread_count(threads), len(batch)) if len(batch) > 1 else 1
     if count > 1:
         # If it has no bytes, the message is refused later, with its number.
         with contextlib.suppress(Exception):

@@ -12,13 +12,14 @@ Where a read takes its bytes from. It goes down until it has all of them::
     |    straight: whole blocks,               straight: whole blocks,                   |
     |    into the caller's memory              into the result                           |
     |           |                                    |                                   |
-    |    ahead: chunks that threads            a buffer for a part of a block -----------+
+    |    ahead: runs that threads              a buffer for a part of a block -----------+
     |    have decrypted before (threads > 1,
     |    only while the reading goes onwards)
     |           |
     +--- run: the block at the position, and
-         twice as many each time (up to a
-         chunk) while the reading goes onwards
+         twice as many each time (up to the
+         most for one request) while the
+         reading goes onwards
 
 ``FastReader`` serves from the window and the cache in compiled code; all below them is
 ``ReaderCore``'s, and ``Blocks`` does the decryption. Only the left side has a position, and
@@ -43,7 +44,7 @@ from ..host.process import Lock, PerProcess
 from ..host.threads import Job, check_threads
 from . import layout
 from ._buffers import flat, new_bytes, wipe
-from ._stream import FastReader, ReadWindow
+from ._reading import FastReader, ReadWindow
 from .blocks import Blocks
 from .filelike import Stream, check_open
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, file_geometry
@@ -52,12 +53,12 @@ from .source import Source, open_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from typing_extensions import Buffer, Self
+    from typing_extensions import Buffer
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-DEFAULT_CACHE_SIZE = 4 << 20
+DEFAULT_CACHE_SIZE = 16 << 20
 
 
 class Reader(FastReader, Stream):
@@ -136,16 +137,6 @@ class Reader(FastReader, Stream):
                 break
         return lines
 
-    def __iter__(self) -> Self:
-        check_open(self)
-        return self
-
-    def __next__(self) -> bytes:
-        line = self.readline()
-        if not line:
-            raise StopIteration
-        return line
-
     def _unwritable(self, *arguments: object) -> NoReturn:
         raise io.UnsupportedOperation("the stream is open for reading")
 
@@ -178,7 +169,8 @@ def _exclusively(
                 self.window.drop()
                 raise
             finally:
-                self.window.busy = False
+                # What comes after an error, or after the end, is the core's answer.
+                self.window.busy = self.closed or self._error is not None
 
     return run
 
@@ -189,7 +181,6 @@ class ReaderCore:
     def __init__(self, blocks: Blocks, name: str | None) -> None:
         geometry = blocks.geometry
         self.name = name
-        self.closed = False
         self.plaintext_size = geometry.plaintext_size
         self.encrypted_size = geometry.encrypted_size
         self.block_size = geometry.block_size
@@ -202,8 +193,15 @@ class ReaderCore:
         # The next block of a sequential read, and the number of blocks that the last step read.
         self._next_block = -1
         self._run = 1
-        self._ahead: PerProcess[collections.deque[tuple[int, Job[memoryview]]]]
+        # The block where the reading that goes onwards began, and the runs that threads decrypt for
+        # it: the first block, the number of blocks, and the job.
+        self._start = 0
+        self._ahead: PerProcess[collections.deque[tuple[int, int, Job[memoryview]]]]
         self._ahead = PerProcess(collections.deque)
+
+    @property
+    def closed(self) -> bool:
+        return self.window.closed
 
     # -- at the position
 
@@ -302,12 +300,15 @@ class ReaderCore:
         count = blocks.whole_blocks(position, out.nbytes)
         if not count:
             return 0
+        first = position // self.block_size
         if blocks.threads > 1:
-            # Fewer blocks come sooner from the chunks that are read ahead.
-            if count < blocks.threads * blocks.chunk:
+            # Fewer blocks come sooner from the runs that are read ahead.
+            if count < blocks.threads * blocks.most:
                 return 0
             self._forget_ahead()
-        first = position // self.block_size
+        # One request for more blocks than are wanted now, instead of one for each read.
+        elif first == self._next_block and blocks.chunk < blocks.most and count < blocks.most:
+            return 0
         size = blocks.geometry.text_size(first, count)
         if count <= blocks.chunk:
             blocks.open_chunk(first, count, out)
@@ -322,34 +323,59 @@ class ReaderCore:
         blocks = self._blocks
         block = position // self.block_size
         onwards = block == self._next_block
-        self._run = min(self._run * 2, blocks.chunk) if onwards else 1
+        if not onwards:
+            self._run, self._start = 1, block
+        begun = self._next_block >= 0
+        if begun and (not onwards or self.cache.holds(position)) and self._jump(position):
+            return
         if blocks.threads > 1 and onwards:
-            count = blocks.chunk
-            text = self._take_ahead(block)
+            count, text = self._take_ahead(block)
         else:
-            count = self._run
+            count = self._next_run(block) if onwards else 1
             text = blocks.open_text(block, count)
-        count = min(count, blocks.geometry.block_count - block)
         size = blocks.geometry.text_size(block, count)
         old = self.window.put(text, block * self.block_size, size)
         if old is not None:
             blocks.give_back(old)
         self._next_block = block + count
 
-    def _take_ahead(self, block: int) -> memoryview:
-        """Return the chunk that begins at ``block``, and have threads decrypt the next ones."""
+    def _jump(self, position: int) -> bool:
+        """Keep the plaintext that the reading leaves, and look whether that at ``position`` was
+        kept. So reads here and there decrypt a block once, as ``pread`` does."""
+        spare = self.window.keep_in(self.cache)
+        if spare is not None:
+            self._blocks.give_back(spare)
+        end = self.window.turn(self.cache, position)
+        if end >= 0:
+            self._next_block = -(-end // self.block_size)
+        return end >= 0
+
+    def _next_run(self, block: int) -> int:
+        """Return how many blocks to read at ``block``: twice as many as before."""
+        self._run = min(self._run * 2, self._blocks.most)
+        return min(self._run, self._blocks.geometry.block_count - block)
+
+    def _take_ahead(self, block: int) -> tuple[int, memoryview]:
+        """Return the run that begins at ``block``, and have threads decrypt the next ones. After a
+        jump they fetch no more than was read since. Who reads a file from its beginning will
+        probably read it whole."""
         blocks, ahead = self._blocks, self._ahead.get()
         if not ahead or ahead[0][0] != block:
             self._forget_ahead()
-        queued = ahead[-1][0] + blocks.chunk if ahead else block
-        while len(ahead) <= blocks.threads and queued < blocks.geometry.block_count:
-            ahead.append((queued, blocks.open_ahead(queued)))
-            queued += blocks.chunk
-        return ahead.popleft()[1].result()
+        queued = ahead[-1][0] + ahead[-1][1] if ahead else block
+        limit = blocks.geometry.block_count
+        if self._start:
+            limit = min(limit, max(block + 1, 2 * block - self._start))
+        while len(ahead) <= blocks.threads and queued < limit:
+            count = self._next_run(queued)
+            ahead.append((queued, count, blocks.open_ahead(queued, count)))
+            queued += count
+        _, count, job = ahead.popleft()
+        return count, job.result()
 
     def _forget_ahead(self) -> None:
         if (ahead := self._ahead.made()) is not None:
-            for _, job in ahead:
+            for _, _, job in ahead:
                 job.cancel()
             ahead.clear()
 
@@ -399,16 +425,15 @@ class ReaderCore:
         lock.check_not_mine()
         with lock:
             if not self.closed:
-                self.closed = True
+                self.window.close()
                 self._forget_ahead()
-                self.window.drop()
                 self._blocks.close(wait=True)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Nobody else can hold the lock. This may run in one of our own threads, so do not wait.
         # When the interpreter ends, modules may have lost their names. The system closes the file.
         if not (self.closed or is_finalizing()):
-            self.closed = True
+            self.window.close()
             self._blocks.close(wait=False)
 
 

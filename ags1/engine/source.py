@@ -25,10 +25,12 @@ _WOULD_BLOCK = "the source has no data now and would block: give one in blocking
 
 class Source(Protocol):
     """An encrypted file. ``size`` is in bytes, or None if it is unknown. Without ``random_access``,
-    one thread must fetch ranges in order and without gaps."""
+    one thread must fetch ranges in order and without gaps. ``far``: a request may take long,
+    however many bytes it asks for."""
 
     size: int | None
     random_access: bool
+    far: bool = False
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         """Return exactly ``size`` bytes from ``offset``: in ``scratch``, or where they are in
@@ -119,6 +121,7 @@ class RangedSource(Source):
     """
 
     random_access = True
+    far = True
 
     def __init__(
         self,

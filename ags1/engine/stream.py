@@ -2,7 +2,7 @@
 
 The objects that it makes::
 
-    open(path, "rt")  ->  TextReader  -- buffer -->  Reader  -->  source: path, file, ranged reads
+    open(path, "rt")  ->  TextIOWrapper  ------->    Reader  -->  source: path, file, ranged reads
     open(path, "rb")  ->                             Reader
     open(path, "wt")  ->  TextWriter  -- buffer -->  Writer  -->  sink: path, file
     open(path, "wb")  ->                             Writer
@@ -20,21 +20,15 @@ from .reader import DEFAULT_CACHE_SIZE, Reader
 from .writer import Writer
 
 
-class _HoldsKey:
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("an encrypted stream holds a key and cannot be pickled")
-
-
-class TextReader(_HoldsKey, io.TextIOWrapper):
-    """Text over a ``Reader``, which is its ``buffer``."""
-
-
-class TextWriter(_HoldsKey, io.TextIOWrapper):
+class TextWriter(io.TextIOWrapper):
     """Text over a ``Writer``, which is its ``buffer``. If an exception leaves the ``with`` block,
     or the object is dropped without ``close``, no file is left. ``tell`` flushes the text, and
     returns the number of encoded bytes."""
 
     buffer: Writer
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an encrypted stream holds a key and cannot be pickled")
 
     @property
     def key_metadata(self) -> KeyMetadata:
@@ -97,7 +91,7 @@ def open(
     encoding: str | None = None,
     errors: str | None = None,
     newline: str | None = None,
-) -> TextReader: ...
+) -> io.TextIOWrapper: ...
 @overload
 def open(
     file: Any,
@@ -131,7 +125,7 @@ def open(
     encoding: str | None = None,
     errors: str | None = None,
     newline: str | None = None,
-) -> Reader | Writer | TextReader | TextWriter:
+) -> Reader | Writer | io.TextIOWrapper | TextWriter:
     """Open an encrypted file, as ``gzip.open`` does a compressed one.
 
     >>> with ags1.open("sales.csv.ags1", "wt") as out:
@@ -148,8 +142,9 @@ def open(
 
     Reading needs ``km`` with its file length. If it has none, ``trust_file_size=True`` uses the
     source's size. ``block_size`` is the block size to expect (bytes). If it is None, the header's
-    is used, up to ``max_block_size``. ``pread`` and ``readv`` cache the last blocks that they read
-    in part, up to ``cache_size`` bytes (4 MiB by default) until ``close``. A larger block is not
+    is used, up to ``max_block_size``. ``pread``, ``readv`` and reads after a ``seek`` cache the
+    last blocks that they read in part, up to ``cache_size`` bytes (16 MiB by default) until
+    ``close``. A larger block is not
     cached, and 0 turns the cache off. Raises FormatError, TruncatedError, MissingFileLengthError.
 
     Writing makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
@@ -189,7 +184,8 @@ def open(
         )
         if not text:
             return reader
-        return TextReader(reader, io.text_encoding(encoding), errors, newline)
+        # Not a class derived from it: iterating over the lines of such a one is slower in CPython.
+        return io.TextIOWrapper(reader, io.text_encoding(encoding), errors, newline)
     writer = Writer(
         file,
         km,

@@ -32,7 +32,7 @@ from ..host.threads import Job, Pool, check_threads
 from . import layout
 from ._buffers import flat
 from ._gcm import BlockCipher
-from ._stream import FastWriter, WriteBatch, report
+from ._writing import FastWriter, WriteBatch, report
 from .filelike import CHUNK_SIZE, Scratch, Stream, check_open
 from .geometry import check_unused, claim_key
 from .key_metadata import KeyMetadata

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+import time
 from pathlib import Path
 
 # Where OpenSSL notes a feature: the word of its variable OPENSSL_ia32cap, and the bit (its manual
@@ -21,10 +22,27 @@ def usable_cpus() -> int:
         count = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # macOS, and a sandbox that forbids the call
         count = os.cpu_count() or 1
-    return max(1, min(count, _cgroup_quota(count)))
+    quota = _cgroup_quota()
+    return count if quota is None else max(1, min(count, quota))
 
 
-def _cgroup_quota(otherwise: int) -> int:
+# The CPUs of the control group's quota (None: without one), and when that is looked up again, by
+# time.monotonic(). The quota of a running container can be changed.
+_quota: tuple[float, int | None] = (0.0, None)
+_QUOTA_SECONDS = 1.0
+
+
+def _cgroup_quota() -> int | None:
+    global _quota
+    until, quota = _quota
+    now = time.monotonic()
+    if now >= until:
+        quota = _read_quota()
+        _quota = now + _QUOTA_SECONDS, quota
+    return quota
+
+
+def _read_quota() -> int | None:
     try:
         group = next(
             line.split("::", 1)[1]
@@ -32,8 +50,8 @@ def _cgroup_quota(otherwise: int) -> int:
             if line.startswith("0::")
         )
     except (OSError, StopIteration):
-        return otherwise
-    quotas = [otherwise]
+        return None
+    quotas = []
     folder = Path("/sys/fs/cgroup") / group.lstrip("/")
     for level in (folder, *folder.parents):
         with contextlib.suppress(OSError, ValueError):  # ValueError: the quota is "max"
@@ -41,7 +59,7 @@ def _cgroup_quota(otherwise: int) -> int:
             quotas.append(-(-quota // period))
         if level == Path("/sys/fs/cgroup"):
             break
-    return min(quotas)
+    return min(quotas, default=None)
 
 
 def features() -> list[str]:

@@ -28,7 +28,8 @@ import ags1
 from ags1 import KeyMetadata
 from ags1.engine import _buffers, _gcm
 from ags1.engine._pump import Pump, allocate
-from ags1.engine._stream import BlockCache, ReadWindow, WriteBatch
+from ags1.engine._reading import BlockCache, ReadWindow
+from ags1.engine._writing import WriteBatch
 
 MIB = 1 << 20
 KEY, PREFIX = bytes(range(32)), b"sixteen byte aad"
@@ -766,7 +767,7 @@ def test_room_that_cannot_be_reserved_is_no_error() -> None:
 
 
 def test_a_window_and_a_cache_stay_within_their_buffers() -> None:
-    window, cache = ReadWindow(), BlockCache(2)
+    window, cache = ReadWindow(), BlockCache(6)
     for start, size in ((0, 4), (0, 1 << 40), (0, -1), (-1, 2), (0, -(2**62))):
         for call in (window.put, cache.keep):
             with pytest.raises((ValueError, OverflowError)):

@@ -713,6 +713,102 @@ def test_pread_keeps_the_last_blocks() -> None:
         ags1.open(source, "rb", km, cache_size=-1)
 
 
+@threads
+def test_reads_here_and_there_decrypt_a_block_once(threads: int) -> None:
+    data = reference.pattern(20 * 1000)
+    stream, km = sealed(data, 1000)
+    source = sources.PreadOnly(stream)
+    order = random.Random(5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ags1.engine.blocks.CHUNK_SIZE", 1000)
+        patch.setattr("ags1.engine.blocks.REQUEST_SIZE", 1000)
+        with ags1.open(source, "rb", km, threads=threads, cache_size=20_000) as file:
+            source.calls.clear()
+            for _ in range(500):
+                at = order.randrange(len(data) - 10)
+                at -= max(0, at % 1000 - 990)
+                assert file.seek(at) == at
+                assert file.read(10) == data[at : at + 10]
+            assert source.bytes_asked <= 20 * 1028
+        with ags1.open(source, "rb", km, threads=threads, cache_size=3000) as file:
+            source.calls.clear()
+            for at in [5, 5000, 9000] * 20:
+                file.seek(at)
+                file.readinto(bytearray(10))
+            assert source.bytes_asked == 3 * 1028
+
+
+def test_after_an_error_no_read_is_served_from_memory() -> None:
+    data = reference.pattern(5000)
+    stream, km = sealed(data, 1000)
+    damaged = bytearray(stream)
+    damaged[layout.HEADER_SIZE + 3 * 1028 + 500] ^= 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ags1.engine.blocks.CHUNK_SIZE", 1000)
+        with ags1.open(io.BytesIO(damaged), "rb", km) as file:
+            for at in (10, 1010, 10, 1010):
+                file.seek(at)
+                assert file.read(10) == data[at : at + 10]
+            file.seek(3010)
+            for call in (file.read, lambda: file.seek(10), lambda: file.read(10), file.readline):
+                with pytest.raises(ags1.AuthenticationError):
+                    call()
+            assert file.pread(10, 10) == data[10:20]
+    with pytest.raises(ValueError, match="closed"):
+        file.seek(10)
+
+
+def test_the_window_the_cache_and_threads_share_no_buffer() -> None:
+    """A buffer that is used again, while somebody still reads from it, would show other bytes."""
+    data = os.urandom(64_000)
+    stream, km = sealed(data, 1000)
+    ended = threading.Event()
+
+    def pread(seed: int) -> None:
+        order = random.Random(seed)
+        while not ended.is_set():
+            at = order.randrange(len(data) - 2000)
+            assert file.pread(at, 1500) == data[at : at + 1500]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ags1.engine.blocks.CHUNK_SIZE", 1000)
+        file = ags1.open(io.BytesIO(stream), "rb", km, cache_size=5000)
+        with file, concurrent.futures.ThreadPoolExecutor(3) as pool:
+            jobs = [pool.submit(pread, seed) for seed in range(3)]
+            try:
+                order = random.Random(9)
+                for number in range(3000):
+                    at = order.randrange(len(data) - 2000)
+                    file.seek(at)
+                    size = 10 if number % 3 else 1990
+                    assert file.read(size) == data[at : at + size]
+            finally:
+                ended.set()
+            for job in jobs:
+                job.result()
+
+
+@pytest.mark.parametrize("size", [1 << 18, 1 << 20, 3 << 20, -1], ids=str)
+@threads
+def test_a_distant_source_is_asked_for_more_each_time(size: int, threads: int) -> None:
+    data = bytes(32 << 20)
+    sealed = ags1.encrypt(data)
+    source = sources.PreadOnly(sealed.data)
+    with ags1.open(source, "rb", sealed.key_metadata, threads=threads) as file:
+        while part := file.read(size):
+            assert not any(part)
+    assert file.closed
+    assert len(source.calls) <= 12
+    assert source.bytes_asked == len(sealed.data)
+    # After a jump, no more is read ahead than was read since.
+    source.calls.clear()
+    with ags1.open(source, "rb", sealed.key_metadata, threads=threads) as file:
+        for at in (9, 25, 17):
+            file.seek((at << 20) + 7)
+            assert len(file.read(4 << 20)) == 4 << 20
+    assert source.bytes_asked <= 3 * 8 << 20
+
+
 def test_a_block_that_failed_is_not_kept() -> None:
     stream, km = sealed(reference.pattern(1000), 100)
     changed = bytearray(stream)
@@ -1090,6 +1186,7 @@ class ReaderMachine(RuleBasedStateMachine):
         threads=st.sampled_from([1, 1, 2, 4]),
         kind=st.sampled_from(["BytesIO", "pread", "stingy"]),
         chunk=st.sampled_from([1, 100, 500, 1 << 20]),
+        request=st.sampled_from([1, 200, 1 << 20]),
         cache_size=st.sampled_from([0, 50, 300, 1 << 20]),
     )
     def open(
@@ -1100,11 +1197,13 @@ class ReaderMachine(RuleBasedStateMachine):
         threads: int,
         kind: str,
         chunk: int,
+        request: int,
         cache_size: int,
     ) -> None:
         # A small chunk brings reading ahead, and the borders of chunks, within reach.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr("ags1.engine.blocks.CHUNK_SIZE", chunk)
+        self.patch.setattr("ags1.engine.blocks.REQUEST_SIZE", request)
         if lines:
             data = bytes(10 if byte % 11 == 0 else byte for byte in data)
         stream, km = sealed(data, block_size)

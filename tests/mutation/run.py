@@ -61,7 +61,8 @@ TESTS = {
     "engine/_columns.pyx": t("engine/columns", "engine/secrets"),
     "engine/_buffers.pyx": t("engine/oneshot engine/gcm", "engine/stream_reader"),
     "engine/_pump.pyx": t("engine/bulk", "engine/crash engine/interrupts"),
-    "engine/_stream.pyx": t("engine/stream_reader", "engine/stream_writer"),
+    "engine/_reading.pyx": t("engine/stream_reader"),
+    "engine/_writing.pyx": t("engine/stream_writer"),
     "engine/reader.py": t("engine/stream_reader", "engine/tamper", "engine/interrupts"),
     "engine/writer.py": t("engine/stream_writer", "engine/crash engine/interrupts"),
     "engine/geometry.py": t(

@@ -399,6 +399,3 @@ def _refuse_json_beside_data(out: Output, sources: Paths, output: str | None) ->
     if out.as_json and (output == STREAM or (output is None and STREAM in sources)):
         message = "--json and the data cannot both go to standard output: give -o FILE"
         raise click.UsageError(message)
-
-
-COMMANDS = (encrypt, decrypt, cat, verify, inspect)

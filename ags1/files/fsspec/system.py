@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from fsspec.utils import isfilelike, other_paths
 from ...engine import layout
 from ...engine.key_metadata import KeyMetadata
 from ...engine.sink import FileSink
-from ...engine.stream import TextReader, TextWriter
+from ...engine.stream import TextWriter
 from ...errors import (
     KMS_UNUSABLE,
     Ags1Error,
@@ -360,7 +361,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         names = ("encoding", "errors", "newline")
         text = [kwargs.pop(name, None) for name in names]
         file = self.open(path, mode.replace("t", "") + "b", block_size, cache_options, **kwargs)
-        return (TextReader if mode.startswith("r") else TextWriter)(file, *text)
+        return (io.TextIOWrapper if mode.startswith("r") else TextWriter)(file, *text)
 
     def _open(
         self,

@@ -1,38 +1,33 @@
 # cython: freethreading_compatible=True
-"""The compiled part of readers and writers: small reads and writes that need no I/O.
+"""The compiled part of readers: small reads that need no I/O.
 
-``FastReader`` and ``FastWriter`` are the bases of ``Reader`` and ``Writer``. If they can, they copy
-from memory or to memory. Otherwise they call their core, a Python object::
+``FastReader`` is the base of ``Reader``. If it can, it copies from memory. Otherwise it calls its
+core, a Python object::
 
-    Reader(FastReader)                                  Writer(FastWriter)
-      |  read, readline, ...     pread                    |  write
-      v                          v                        v
-    ReadWindow                 BlockCache               WriteBatch
-    decrypted plaintext,       plaintext that pread     slots being filled
-    and the position in it     has decrypted            with plaintext
-      |  not in memory           |                        |  no room left
-      v                          v                        v
-    ReaderCore (reader.py): fetches, decrypts           WriterCore (writer.py): encrypts, writes
+    Reader(FastReader)
+      |  read, readline, seek, ...     pread
+      v                                  v
+    ReadWindow         <---->          BlockCache
+    decrypted plaintext, and           plaintext that pread has decrypted,
+    the position in it                 or that a seek has left
+      |  not in memory                   |
+      v                                  v
+    ReaderCore (reader.py): fetches, decrypts
 
-While a core works on the window or the batch, it sets ``busy``. Then the other threads call the
-core too, and wait for its lock. Every access holds the object's critical section, which costs
-nothing if there is a GIL. Python cannot reach core, window, cache and batch through a stream.
+While the core works on the window, it sets ``busy``. Then the other threads call the core too, and
+wait for its lock. Every access holds the object's critical section, which costs nothing if there is
+a GIL. Python cannot reach core, window and cache through a stream.
 """
-
-import sys
 
 cimport cython
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.long cimport PyLong_AsLongLongAndOverflow
-from libc.stdint cimport uint64_t
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memchr, memcpy
 
-from ags1.host._process cimport this_process
-from ags1.engine.layout cimport BLOCK_OVERHEAD, NONCE_SIZE
+from atomics cimport atomic_join, atomic_leave, atomic_load
 
 from .filelike import check_open
 
@@ -40,13 +35,16 @@ cdef enum:
     # The bytes that peek() returns: enough to recognise a format, and cheap for readline.
     PEEK_SIZE = 8192
 
+# Two such positions have a sum.
+cdef long long FAR = 1LL << 62
 
-# ---- reading -----------------------------------------------------------------------------------
 
 cdef class Plaintext:
-    """``size`` bytes of the plaintext, from ``start`` on, at the beginning of a buffer."""
+    """``size`` bytes of the plaintext, from ``start`` on, at the beginning of a buffer. A window and
+    a cache may both use it. The last one that leaves it may use the buffer again."""
 
     cdef Py_buffer view
+    cdef int users
     cdef const unsigned char *data
     cdef object buffer
     cdef long long start
@@ -64,6 +62,12 @@ cdef class Plaintext:
     cdef const unsigned char *at(self, long long position) noexcept:
         return self.data + (position - self.start)
 
+    cdef object left(self):
+        """Leave it; return the buffer if nobody else uses it, or None."""
+        if self.buffer is None:
+            return None
+        return self.buffer if atomic_leave(&self.users) == 0 else None
+
 
 cdef Plaintext NO_PLAINTEXT = Plaintext()
 
@@ -77,6 +81,7 @@ cdef Plaintext plaintext(buffer, long long start, Py_ssize_t size):
     text.buffer = buffer
     text.start = start
     text.size = size
+    text.users = 1
     return text
 
 
@@ -85,6 +90,7 @@ cdef class ReadWindow:
 
     cdef Plaintext text
     cdef public long long position
+    cdef readonly bint closed
     cdef bint _busy
 
     def __cinit__(self):
@@ -106,11 +112,39 @@ cdef class ReadWindow:
         with cython.critical_section(self):
             old = self.text
             self.text = new
-        return old.buffer
+        return old.left()
+
+    def keep_in(self, BlockCache cache not None):
+        """Give the plaintext that is here to ``cache``. Returns a buffer that neither needs, which
+        may be used again, or None."""
+        cdef Plaintext old
+        with cython.critical_section(self):
+            old = self.text
+            self.text = NO_PLAINTEXT
+        spare = cache.add(old) if old.size else None
+        mine = old.left()
+        return spare if mine is None else mine
+
+    def turn(self, BlockCache cache not None, long long position):
+        """Hold the plaintext of ``cache`` at ``position``; return its end, or -1 if it is not
+        there."""
+        cdef long long end = -1
+        with cython.critical_section(self, cache):
+            if self.turned(cache, position, 1):
+                end = self.text.start + self.text.size
+        return end
 
     def drop(self):
         """Hold nothing any more."""
         with cython.critical_section(self):
+            self.text.left()
+            self.text = NO_PLAINTEXT
+
+    def close(self):
+        """Hold nothing any more, and call the core for everything from now on."""
+        with cython.critical_section(self):
+            self.closed = self._busy = True
+            self.text.left()
             self.text = NO_PLAINTEXT
 
     def copy(self, long long position, out):
@@ -151,6 +185,21 @@ cdef class ReadWindow:
         """The number of bytes that can be read without the core."""
         return 0 if self._busy else self.text.ahead(self.position)
 
+    cdef bint turned(self, BlockCache cache, long long position, Py_ssize_t size):
+        """Hold the plaintext of ``cache`` that has ``size`` bytes from ``position`` on, if it is
+        there. What is here must be nobody's, or the cache's too."""
+        cdef Plaintext text = cache.find(position, size)
+        if text is None:
+            return False
+        atomic_join(&text.users)
+        self.text.left()
+        self.text = text
+        return True
+
+    cdef bint shared(self) noexcept:
+        """Whether the core is not needed to hold another plaintext."""
+        return not self._busy and atomic_load(&self.text.users) != 1
+
     cdef bytes take(self, Py_ssize_t size):
         data = PyBytes_FromStringAndSize(<char *>self.text.at(self.position), size)
         self.position += size
@@ -170,10 +219,11 @@ cdef class ReadWindow:
 
 
 cdef class BlockCache:
-    """The plaintext that was decrypted last, in up to ``limit`` buffers."""
+    """The plaintext that was decrypted last, in buffers of up to ``limit`` bytes together."""
 
     cdef list _texts
     cdef Py_ssize_t _limit
+    cdef Py_ssize_t _used
 
     def __cinit__(self, Py_ssize_t limit):
         self._texts = []
@@ -183,19 +233,35 @@ cdef class BlockCache:
         """Keep a buffer with ``size`` bytes of the plaintext from ``start`` on. Returns a buffer
         that is not needed, which may be this one, or None."""
         cdef Plaintext text = plaintext(buffer, start, size)
+        spare = self.add(text)
+        mine = text.left()
+        return spare if mine is None else mine
+
+    cdef object add(self, Plaintext text):
+        """Keep a text too. Returns a buffer that nobody uses any more, or None."""
+        cdef Plaintext old
+        cdef object spare = None
         with cython.critical_section(self):
-            if self._limit and self.find(start, size) is None:
+            if text.view.len <= self._limit and self.find(text.start, text.size) is None:
+                atomic_join(&text.users)
                 self._texts.append(text)
-                text = None
-                if len(self._texts) > self._limit:
-                    text = self._texts[0]
-                    del self._texts[0]
-        return None if text is None else text.buffer
+                self._used += text.view.len
+                while self._used > self._limit:
+                    old = self._texts.pop(0)
+                    self._used -= old.view.len
+                    spare = old.left()
+        return spare
+
+    def holds(self, long long position):
+        """Whether the byte at ``position`` is here."""
+        with cython.critical_section(self):
+            found = self.find(position, 1) is not None
+        return found
 
     def close(self):
         """Keep nothing any more."""
         with cython.critical_section(self):
-            self._limit = 0
+            self._limit = -1
             self._texts = []
 
     def copy(self, long long position, out):
@@ -273,7 +339,7 @@ cdef class FastReader:
     @property
     def closed(self):
         """Whether the stream was closed."""
-        return self.core is None or self.core.closed
+        return self.core is None or self.window.closed
 
     @property
     def plaintext_size(self):
@@ -304,7 +370,28 @@ cdef class FastReader:
         """Move to ``offset`` from the start, the position or the end; return the new position. A
         position beyond the end is allowed; a read there returns nothing. Raises OSError for a
         negative position, as files do, and io.UnsupportedOperation if the source cannot seek."""
-        return self.core.seek(offset, whence)
+        cdef int overflow = 0
+        cdef long long to = -1
+        if type(offset) is int and self.seeks:
+            to = PyLong_AsLongLongAndOverflow(offset, &overflow)
+            with cython.critical_section(self.window):
+                to = -1 if overflow or self.window._busy else self.target(to, whence)
+                if to >= 0:
+                    self.window.position = to
+        return self.core.seek(offset, whence) if to < 0 else to
+
+    cdef long long target(self, long long offset, int whence) noexcept:
+        """Where a seek goes to; -1 or less if the core has to say that."""
+        cdef long long base
+        if whence == 0:
+            base = 0
+        elif whence == 1:
+            base = self.window.position
+        elif whence == 2:
+            base = self.end
+        else:
+            return -1
+        return base + offset if base < FAR and -FAR < offset < FAR else -1
 
     def read(self, size=-1, /):
         """Read up to ``size`` bytes, or all that remain if it is negative or None."""
@@ -313,7 +400,17 @@ cdef class FastReader:
         with cython.critical_section(self.window):
             if wanted > 0 and self.window.ahead() >= wanted:
                 data = self.window.take(wanted)
+        if data is None and wanted > 0 and self.seeks:
+            with cython.critical_section(self.window, self.cache):
+                if self.turned(wanted):
+                    data = self.window.take(wanted)
         return self.core.read(wanted) if data is None else data
+
+    cdef bint turned(self, Py_ssize_t size):
+        """Turn the window to ``size`` bytes at the position that the cache has. The caller holds
+        both critical sections."""
+        window = self.window
+        return window.shared() and window.turned(self.cache, window.position, size)
 
     def read1(self, Py_ssize_t size=-1, /):
         """Read up to ``size`` bytes, from one block at most."""
@@ -338,21 +435,39 @@ cdef class FastReader:
                 memcpy(view.buf, self.window.text.at(self.window.position), size)
                 self.window.position += size
                 done = True
+        if not done and size and self.seeks:
+            with cython.critical_section(self.window, self.cache):
+                if self.turned(size):
+                    memcpy(view.buf, self.window.text.at(self.window.position), size)
+                    self.window.position += size
+                    done = True
         PyBuffer_Release(&view)
         return size if done else self.core.readinto(buffer)
 
     def readline(self, size=-1, /):
         """Read up to and with the next newline; at most ``size`` bytes unless it is negative."""
-        cdef Py_ssize_t limit = -1 if size is None else size
-        cdef Py_ssize_t at_hand, line
+        return self.line(-1 if size is None else size)
+
+    cdef bytes line(self, Py_ssize_t limit):
+        cdef Py_ssize_t at_hand, size
         cdef bytes data = None
         with cython.critical_section(self.window):
             at_hand = self.window.ahead()
-            line = self.window.line_size(at_hand)
+            size = self.window.line_size(at_hand)
             # A line that ends with the window may continue in the next block.
-            if limit < 0 and line < at_hand:
-                data = self.window.take(line)
+            if limit < 0 and size < at_hand:
+                data = self.window.take(size)
         return self.core.readline(limit) if data is None else data
+
+    def __iter__(self):
+        check_open(self)
+        return self
+
+    def __next__(self):
+        cdef bytes line = self.line(-1)
+        if not line:
+            raise StopIteration
+        return line
 
     def peek(self, Py_ssize_t size=0, /):
         """Return some of the next bytes (at least one, except at the end) without moving."""
@@ -410,225 +525,3 @@ cdef class FastReader:
         """Close the stream, and its file if ``open`` was given a path."""
         if self.core is not None:
             self.core.close()
-
-
-# ---- writing -----------------------------------------------------------------------------------
-
-cdef class WriteBatch:
-    """The slots that small writes fill. The text of slot i begins at ``i * (block_size + 28) +
-    12``, so that the batch can be sealed in place."""
-
-    cdef Py_buffer _buffer
-    cdef bint _attached
-    cdef Py_ssize_t _block_size
-    cdef Py_ssize_t _blocks
-    cdef Py_ssize_t _block
-    cdef Py_ssize_t _fill
-    cdef uint64_t _process
-    cdef public long long position
-    cdef bint _busy
-
-    def __cinit__(self):
-        self._process = this_process()
-
-    def __dealloc__(self):
-        self.release()
-
-    @property
-    def busy(self):
-        return self._busy
-
-    @busy.setter
-    def busy(self, bint busy):
-        with cython.critical_section(self):
-            self._busy = busy
-
-    def begin(self, slots, Py_ssize_t block_size):
-        """Fill ``slots`` from now on, a writable buffer of whole slots."""
-        if block_size < 1:
-            raise ValueError("a block has at least one byte")
-        with cython.critical_section(self):
-            self.release()
-            PyObject_GetBuffer(slots, &self._buffer, PyBUF_SIMPLE | PyBUF_WRITABLE)
-            self._attached = True
-            self._block_size = block_size
-            self._blocks = self._buffer.len // (block_size + BLOCK_OVERHEAD)
-
-    def drop(self):
-        """Wipe plaintext that was not sealed, and forget the slots."""
-        with cython.critical_section(self):
-            self.release()
-
-    cdef void release(self) noexcept:
-        if self._attached:
-            if self._block or self._fill:
-                memset(self._buffer.buf, 0, self._buffer.len)
-            PyBuffer_Release(&self._buffer)
-        self._attached = False
-        self._blocks = self._block = self._fill = 0
-
-    @property
-    def forked(self):
-        """Whether this process is a child of the one that made the object."""
-        return self._process != this_process()
-
-    @property
-    def used(self):
-        """The size of the run of slots that holds text, with nonces and tags."""
-        cdef Py_ssize_t full = self._block * (self._block_size + BLOCK_OVERHEAD)
-        return full + self._fill + BLOCK_OVERHEAD if self._fill else full
-
-    @property
-    def full(self):
-        """Whether every slot is filled."""
-        return self._block == self._blocks
-
-    def restart(self):
-        """Begin again with the same slots, after they were sealed and written."""
-        self._block = self._fill = 0
-
-    def fill(self, data):
-        """Copy as much of ``data`` as fits; return the number of bytes."""
-        cdef Py_buffer view
-        cdef Py_ssize_t done = 0, size
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        with cython.critical_section(self):
-            while done < view.len and self._block < self._blocks:
-                size = min(view.len - done, self._block_size - self._fill)
-                memcpy(self.at(), <const unsigned char *>view.buf + done, size)
-                done += size
-                self._fill += size
-                if self._fill == self._block_size:
-                    self._block += 1
-                    self._fill = 0
-            self.position += done
-        PyBuffer_Release(&view)
-        return done
-
-    cdef unsigned char *at(self) noexcept:
-        cdef Py_ssize_t slot = self._block * (self._block_size + BLOCK_OVERHEAD)
-        return <unsigned char *>self._buffer.buf + slot + NONCE_SIZE + self._fill
-
-    cdef bint has_room(self, Py_ssize_t size) noexcept:
-        """Whether ``size`` bytes fit into the current slot without filling it."""
-        return (
-            not self._busy and self._attached and self._process == this_process()
-            and self._block < self._blocks and self._fill + size < self._block_size
-        )
-
-
-cdef WriteBatch NO_BATCH = WriteBatch()
-
-
-cdef list running():
-    """Return where each Python frame of this thread is. If C code makes several calls, this does
-    not change between them."""
-    cdef list instructions = []
-    frame = sys._getframe()
-    while frame is not None:
-        instructions.append((frame.f_code, frame.f_lasti))
-        frame = frame.f_back
-    return instructions
-
-
-def report(about, error):
-    """Report an error that nobody can catch, as Python does: by ``sys.unraisablehook``."""
-    PyErr_SetObject(type(error), error)
-    PyErr_WriteUnraisable(about)
-
-
-cdef class FastWriter:
-    """The base of ``Writer``: collects small writes, and calls its ``WriterCore`` for all else."""
-
-    cdef object __weakref__
-    cdef object core
-    cdef WriteBatch batch
-    cdef list asked
-
-    def __cinit__(self):
-        self.batch = NO_BATCH
-
-    def __init__(self, core):
-        if self.core is not None:
-            raise RuntimeError("the writer is open already: make another one")
-        self.batch = core.batch
-        self.core = core
-
-    def __del__(self):
-        # Most writers are closed by now. Python ignores the KeyboardInterrupt of a signal that
-        # arrives in a __del__, so call no Python code without need.
-        if self.core is not None and not self.core.closed:
-            self.core.drop(self)
-
-    @property
-    def name(self):
-        """The path or the name of the target; None if it has none."""
-        return self.core.name
-
-    @property
-    def mode(self):
-        """``wb`` or ``xb``."""
-        return self.core.mode
-
-    @property
-    def closed(self):
-        """Whether the stream was closed or aborted."""
-        return self.core is None or self.core.closed
-
-    @property
-    def block_size(self):
-        """The plaintext bytes of a full block."""
-        return self.core.block_size
-
-    @property
-    def key_metadata(self):
-        """The file's key metadata with its length. Raises ValueError before ``close`` has
-        succeeded."""
-        return self.core.key_metadata
-
-    def writable(self):
-        check_open(self)
-        self.asked = running()
-        return True
-
-    def seekable(self):
-        """Return False, and True to the constructor of ``io.TextIOWrapper`` alone. If its file
-        cannot seek, a text has no ``tell`` and no byte-order mark of UTF-16 and UTF-32. It never
-        seeks by itself. It calls ``writable`` and then this method from C, from one place."""
-        check_open(self)
-        asked, self.asked = self.asked, None
-        return asked is not None and asked == running()
-
-    def tell(self):
-        """Return the number of plaintext bytes written."""
-        check_open(self)
-        return self.batch.position
-
-    def write(self, data, /):
-        """Write all of ``data``, any C-contiguous buffer; return its size in bytes."""
-        cdef Py_buffer view
-        cdef Py_ssize_t size
-        cdef bint done = False
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        size = view.len
-        with cython.critical_section(self.batch):
-            if self.batch.has_room(size):
-                memcpy(self.batch.at(), view.buf, size)
-                self.batch._fill += size
-                self.batch.position += size
-                done = True
-        PyBuffer_Release(&view)
-        return size if done else self.core.write(data)
-
-    def close(self):
-        """Encrypt the rest and finish the file. If this fails, a path gets no file. A file object
-        that was given to ``open`` stays open."""
-        if self.core is not None:
-            self.core.close()
-
-    def abort(self):
-        """Close the stream and leave no file. Does nothing if the stream is closed. If a write is
-        still running, in another thread or in this one, it fails. The docstring of ``ags1.open``
-        says what is left in a file object."""
-        if self.core is not None:
-            self.core.abort()
