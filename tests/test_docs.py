@@ -152,6 +152,8 @@ OTHERS_MESSAGES = {
     "[DATA_SOURCE_NOT_FOUND]",
     "No schema found in Avro file headers",
     "Cannot decrypt manifest list",
+    "Invalid properties for v2: [encryption.key-id]",
+    "JDBC catalog is initialized without view support",
 }
 # Python shares its names from block to block.
 RUN = """

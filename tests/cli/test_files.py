@@ -17,6 +17,7 @@ import re
 import resource
 import select
 import signal
+import ssl
 import stat
 import subprocess
 import sys
@@ -1220,6 +1221,7 @@ def test_info_tells_what_runs() -> None:
     assert facts["keyring"]["exists"]
     text = succeed("info", "--seconds", "0").stdout
     assert facts["libcrypto"]["version"] in text
+    assert ssl.OPENSSL_VERSION in text
     assert "speed" not in text
     assert "warning" not in text
 
