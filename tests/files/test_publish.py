@@ -190,3 +190,14 @@ def test_a_removal_leaves_the_key_of_a_file_that_came_meanwhile(bucket: Bucket) 
     assert bucket.text() == NEW
     bucket.remove_after(lambda: None)
     assert bucket.sidecar is None
+
+
+@pytest.mark.parametrize("old_keys", [OldKeys.KEEP, OldKeys.REFUSE])
+def test_a_new_sidecar_is_not_written_through_a_link(
+    bucket: Bucket, tmp_path: Path, old_keys: OldKeys
+) -> None:
+    (tmp_path / "x.keys").symlink_to(tmp_path / "elsewhere")
+    place = LocalPlace(str(tmp_path / "x.keys"), durable=False)
+    with pytest.raises(FileExistsError), place:
+        publish(Beside(place, bucket.sealed(NEW)[1], old_keys), fail, lambda _: False)
+    assert not (tmp_path / "elsewhere").exists()
