@@ -14,7 +14,8 @@ Each room imports from the rooms below it::
     engine             the format: streams, whole files, messages
     host               what the operating system offers
 
-``errors``, ``hazmat``, ``layout``, ``arrow`` and ``filesystem`` are public names beside the rooms.
+``errors``, ``hazmat``, ``layout``, ``arrow``, ``filesystem``, ``polars`` and ``duckdb`` are public
+names beside the rooms.
 
 A name is loaded when it is first used (PEP 562), so that a command starts quickly, and hears Ctrl-C
 from its first moment.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         encrypt,
         encrypt_into,
         encrypt_many,
+        new_buffer,
     )
     from .engine.reader import Reader
     from .engine.stream import open
@@ -96,6 +98,7 @@ __all__ = [
     "encrypt_file",
     "encrypt_into",
     "encrypt_many",
+    "new_buffer",
     "open",
     "verify_file",
 ]
@@ -114,6 +117,7 @@ _HOMES = {
     "encrypt_file": "engine.bulk",
     "encrypt_into": "engine.oneshot",
     "encrypt_many": "engine.oneshot",
+    "new_buffer": "engine.oneshot",
     "open": "engine.stream",
     "verify_file": "engine.bulk",
 }

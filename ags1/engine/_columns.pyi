@@ -1,19 +1,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import Buffer
+
+from ._arrow_arrays import Messages
 from .key_metadata import KeyMetadata
-
-class Messages:
-    count: int
-    size: int
-    is_large: bool
-    def __init__(self, column: object) -> None: ...
-    def __len__(self) -> int: ...
-
-class Column:
-    def __len__(self) -> int: ...
-    def __arrow_c_schema__(self) -> object: ...
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]: ...
 
 class ColumnBatch:
     failure: tuple[int, Exception] | None
@@ -21,10 +12,13 @@ class ColumnBatch:
     @property
     def results(self) -> Any: ...
     def stop(self) -> None: ...
+    def wipe(self) -> None: ...
     def work(self, number: int = 0) -> None: ...
 
 class SealColumn(ColumnBatch):
-    def __init__(self, messages: Messages, threads: int, key_size: int) -> None: ...
+    def __init__(
+        self, messages: Messages, threads: int, key_size: int, out: Buffer | None = None
+    ) -> None: ...
 
 class OpenColumn(ColumnBatch):
     def __init__(
@@ -33,4 +27,5 @@ class OpenColumn(ColumnBatch):
         key_metadata: Messages,
         threads: int,
         open_one: Callable[[bytes, KeyMetadata], bytes],
+        out: Buffer | None = None,
     ) -> None: ...

@@ -4,6 +4,7 @@ Knows nothing of files."""
 from __future__ import annotations
 
 import contextlib
+import mmap
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 from ..errors import Ags1Error
 from ..host.threads import check_threads, run_in_threads, thread_count
 from . import layout
+from ._arrow_arrays import Column, Messages
 from ._buffers import flat, new_bytes, overlapping, wipe
-from ._columns import Column, ColumnBatch, Messages, OpenColumn, SealColumn
+from ._columns import ColumnBatch, OpenColumn, SealColumn
 from ._gcm import BlockCipher
 from ._messages import NEW_BYTES, OpenBatch, SealBatch, open_stream, seal_stream
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_km, claim_key, file_geometry
@@ -152,15 +154,34 @@ def decrypt_into(
     return geometry.plaintext_size
 
 
+def new_buffer(size: int) -> memoryview:
+    """Return a writable buffer of ``size`` bytes, all zero, to be used again and again: for
+    ``encrypt_into``, ``decrypt_into``, ``readinto`` and the ``out`` of ``encrypt_many``. If the
+    system has huge pages, large buffers are made of them, so that the first use costs less too.
+    Raises ValueError for a negative size."""
+    if operator.index(size) < 0:
+        raise ValueError(f"a buffer cannot have a size of {size}")
+    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[:size]
+
+
 @overload
 def encrypt_many(
-    messages: ArrowColumn, *, threads: int | None = ..., key_size: int = ...
+    messages: ArrowColumn,
+    *,
+    threads: int | None = ...,
+    key_size: int = ...,
+    out: Buffer | None = ...,
 ) -> tuple[Any, Any]: ...
 @overload
 def encrypt_many(
     messages: Iterable[Buffer], *, threads: int | None = ..., key_size: int = ...
 ) -> list[Sealed]: ...
-def encrypt_many(messages: Any, *, threads: int | None = None, key_size: int = 32) -> Any:
+def encrypt_many(
+    messages: Any, *, threads: int | None = None, key_size: int = 32, out: Buffer | None = None
+) -> Any:
     """Encrypt each of ``messages`` (any C-contiguous buffers), as ``encrypt`` does.
 
     Each message becomes a whole AGS1 file under its own fresh key of ``key_size`` bytes. The
@@ -178,10 +199,18 @@ def encrypt_many(messages: Any, *, threads: int | None = None, key_size: int = 3
     ``binary``, or ``large_binary`` if the input is large or the files have 2 GiB or more together.
     Without pyarrow they are objects with ``__arrow_c_array__``. Raises FormatError for a malformed
     array, and TypeError for an array of other types.
+
+    ``out`` is a writable buffer whose beginning the files of a column are written to, one after the
+    other. The array of the files uses that memory, so use ``out`` again when the array is no longer
+    needed. Fresh memory costs more than AES. Each file has the size that ``layout.encrypted_size``
+    returns. If the call fails, it zeroes what it could have written. Raises ValueError if ``out``
+    is too small, with the size that it must have, or overlaps the messages, and TypeError without a
+    column.
     """
     if _is_column(messages):
         column, count = Messages(messages), thread_count(threads)
-        return _work_on_column(SealColumn(column, count, operator.index(key_size)))
+        return _work_on_column(SealColumn(column, count, operator.index(key_size), out))
+    _refuse_out(out)
     if isinstance(messages, (bytes, bytearray, memoryview)):
         raise TypeError("messages must be an iterable of buffers, not one buffer")
     batch = list(messages)
@@ -195,6 +224,7 @@ def decrypt_many(
     *,
     threads: int | None = ...,
     trust_file_size: bool = ...,
+    out: Buffer | None = ...,
 ) -> Any: ...
 @overload
 def decrypt_many(
@@ -203,19 +233,27 @@ def decrypt_many(
     threads: int | None = ...,
     trust_file_size: bool = ...,
 ) -> list[bytes]: ...
-def decrypt_many(sealed: Any, *, threads: int | None = None, trust_file_size: bool = False) -> Any:
+def decrypt_many(
+    sealed: Any,
+    *,
+    threads: int | None = None,
+    trust_file_size: bool = False,
+    out: Buffer | None = None,
+) -> Any:
     """Decrypt each pair of an AGS1 file and its key metadata, as ``decrypt`` does. ``sealed`` is
     what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``. Order, threads and
     failures are as in ``encrypt_many``, and errors as in ``decrypt``.
 
     ``sealed`` may also be a pair of columns, as ``encrypt_many`` returns them. The result is then
     one array of the plaintexts, of type ``binary`` or ``large_binary``. Text comes back as bytes:
-    cast the array to ``string``. A row must be null in both columns or in none of them.
+    cast the array to ``string``. A row must be null in both columns or in none of them. ``out`` is
+    a buffer for the plaintexts, as in ``encrypt_many``.
     """
     open_one = partial(decrypt, trust_file_size=trust_file_size)
     if isinstance(sealed, (tuple, list)) and len(sealed) == 2 and all(map(_is_column, sealed)):
         files, keys = map(Messages, sealed)
-        return _work_on_column(OpenColumn(files, keys, thread_count(threads), open_one))
+        return _work_on_column(OpenColumn(files, keys, thread_count(threads), open_one, out))
+    _refuse_out(out)
     batch = list(sealed)
     count = _useful_threads(threads, batch, lambda pair: pair[0])
     return _work(OpenBatch(batch, count, open_one), count)
@@ -225,8 +263,17 @@ def _is_column(messages: object) -> bool:
     return hasattr(messages, "__arrow_c_array__") or hasattr(messages, "__arrow_c_stream__")
 
 
+def _refuse_out(out: Buffer | None) -> None:
+    if out is not None:
+        raise TypeError("out needs a column of messages: an object with __arrow_c_array__")
+
+
 def _work_on_column(batch: ColumnBatch) -> Any:
-    results = _work(batch, batch.useful_threads)
+    try:
+        results = _work(batch, batch.useful_threads)
+    except BaseException:
+        batch.wipe()
+        raise
     # Optional, and slow to import.
     try:
         import pyarrow

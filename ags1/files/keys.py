@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.key_metadata import KeyMetadata
-from ..errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
+from ..errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError, NoKeyError
 from ..host.process import OncePerProcess
 from ..keys.cache import KekCache
 from ..keys.envelope import EncryptedKey, KeyEncryptionKey
@@ -91,16 +91,24 @@ class FileKeys:
             )
         return cls(kms, None, accepted)
 
-    def wrap(self, key_metadata: KeyMetadata) -> dict[str, Any]:
-        """Wrap ``km``: return the document that a sidecar holds. Raises KmsError."""
-        return Sidecar.seal(key_metadata, self._kek()).to_dict()
+    def wrap(self, key_metadata: KeyMetadata, nonce: bytes | None = None) -> dict[str, Any]:
+        """Wrap ``km``: return the document that a sidecar holds. ``nonce`` is that of the file's
+        first block, if it is known. Raises KmsError."""
+        return Sidecar.seal(key_metadata, self._kek(), nonce).to_dict()
 
-    def unwrap(self, wrapped: Mapping[str, Any] | str) -> KeyMetadata:
+    def unwrap(self, wrapped: Mapping[str, Any] | str, nonce: bytes | None = None) -> KeyMetadata:
         """Return the key that ``wrap`` wrapped, or that a sidecar holds. ``wrapped`` may be JSON.
-        Raises KeyMetadataError, AuthenticationError, KmsError."""
+        ``nonce`` is that of the file's first block, if there is a file. Raises NoKeyError if the
+        key is another file's, KeyMetadataError, AuthenticationError, KmsError."""
         text = wrapped if isinstance(wrapped, str) else json.dumps(dict(wrapped))
         sidecar = Sidecar.from_bytes(text.encode())
-        return sidecar.open(self.unwrap_kek, sidecar.file_keys[0])
+        keys = sidecar.keys_for(nonce) if nonce else sidecar.file_keys
+        if not keys:
+            raise NoKeyError(
+                "the key in the ledger is not that of this file: the file was replaced, moved or "
+                "put back"
+            )
+        return sidecar.open(self.unwrap_kek, keys[0])
 
     def hmac_key(self) -> bytes:
         """Return the key for HMACs of plaintexts. It is derived from the job's KEK as HMAC-SHA-256

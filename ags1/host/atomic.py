@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import stat
@@ -60,15 +61,14 @@ class AtomicFile:
         like: os.stat_result | None = None,
     ) -> None:
         self.name = os.fsdecode(target)
-        # A symbolic link is followed, as open() does: the file that it points to is replaced.
-        self._path = os.path.realpath(self.name)
+        self._path, exists = _followed(self.name)
         self._overwrite = overwrite
         self.durable = durable
         # The bits of an existing target or of ``like``: the umask does not reduce them.
         self._kept_mode: int | None = None
         self._process = process_number()
-        if not overwrite and os.path.lexists(self.name):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
+        if not overwrite and exists:
+            raise already_exists(self.name)
         if is_stream(self.name):
             raise OSError(errno.EINVAL, "Not a regular file", self.name)
         try:
@@ -82,7 +82,6 @@ class AtomicFile:
         if self._like is not None and (mode is None or like is not None):
             self._kept_mode = self._like.st_mode & _PERMISSIONS
             mode = 0o600
-        self.temporary = temporary_path(self._path)
         self.published = False
         # The kernel applies the umask; to ask for it would be to set it for all threads.
         mode = 0o666 if mode is None else mode & _PERMISSIONS
@@ -93,6 +92,11 @@ class AtomicFile:
                 self.fd = os.open(self.temporary, _NEW, mode)
             except OSError as error:
                 raise named(error, self.name) from None
+
+    @functools.cached_property
+    def temporary(self) -> str:
+        """The path of the file under construction, if it has a name."""
+        return temporary_path(self._path)
 
     def commit(self) -> None:
         """Give the file its final name. Raises OSError; the file is then removed. Once the file has
@@ -124,7 +128,7 @@ class AtomicFile:
             if not self._overwrite:
                 raise
             name = self._finish(self.temporary)
-        if name == self.temporary:
+        if name != self._path:
             publish(name, self._path, overwrite=self._overwrite, durable=False)
         if self.durable:
             self._sync_name()
@@ -167,7 +171,8 @@ class AtomicFile:
         """Remove the file. Does nothing after ``commit``, or to a name in a forked child. If the
         folder lets nobody remove a file, it is emptied, and there is a FileWarning."""
         try:
-            if self._process == process_number() and not self._discarded:
+            is_mine = self._process == process_number() and not self._discarded
+            if is_mine and "temporary" in vars(self):
                 remove_temporary(self.temporary, self._empty)
         finally:
             if self.fd >= 0:
@@ -234,11 +239,29 @@ class StagedFile(AtomicFile):
         super().__del__()
 
 
+def _followed(name: str) -> tuple[str, bool]:
+    """Return the absolute path of the file that ``open`` would write, and whether ``name`` is
+    there. A symbolic link is followed, so that the file that it points to is replaced."""
+    try:
+        os.readlink(name)
+    except OSError as error:
+        # EINVAL: there is something, and it is no link. Its folder may have links in its path.
+        if error.errno in (errno.EINVAL, errno.ENOENT) and not name.endswith("/"):
+            path = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
+            return path, error.errno == errno.EINVAL
+    return os.path.realpath(name), os.path.lexists(name)
+
+
+@functools.cache
+def _has_proc() -> bool:
+    return os.access("/proc/self", os.F_OK)
+
+
 def _open_nameless(folder: str, mode: int) -> int:
     """Return the descriptor of a new file without a name, or -1 if there can be none. ``mode`` is
     the permission bits, which the umask reduces."""
     # Its name will come from /proc.
-    if _NAMELESS is None or not os.access("/proc/self", os.F_OK):
+    if _NAMELESS is None or not _has_proc():
         return -1
     is_private = not mode & 0o077
     flags = _NAMELESS | os.O_RDWR | os.O_CLOEXEC
@@ -352,11 +375,11 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
             # Unlike rename, a link never replaces a target that appeared meanwhile.
             os.link(temporary, target)
         except FileExistsError:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+            raise already_exists(target) from None
         except OSError:
             # A file system without hard links: checking is all that can be done.
             if os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+                raise already_exists(target) from None
             _rename(temporary, target)
         else:
             remove_temporary(temporary)
@@ -381,6 +404,11 @@ def _rename(temporary: str, target: str) -> None:
         os.rename(temporary, target)
     except OSError as error:
         raise named(error, target) from None
+
+
+def already_exists(path: str) -> FileExistsError:
+    """Return the error of a file that is there and must not be replaced."""
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 def named(error: OSError, name: str) -> OSError:

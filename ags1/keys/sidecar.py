@@ -69,9 +69,7 @@ class Sidecar:
         """Return the sidecar that holds ``km`` under ``kek``. ``nonce`` is that of the file's first
         block, if it is known (``first_nonce``)."""
         wrapped = kek.wrap_key_metadata(key_metadata, purpose=_PURPOSE)
-        if nonce is not None:
-            wrapped = replace(wrapped, properties={NONCE: nonce.hex()})
-        return cls((kek.entry, wrapped), wrapped.key_id)
+        return cls((kek.entry, wrapped), wrapped.key_id).with_nonce(nonce)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sidecar:
@@ -109,6 +107,15 @@ class Sidecar:
         known = {key.key_id for key in self.encryption_keys}
         more = tuple(key for key in other.encryption_keys if key.key_id not in known)
         return Sidecar(self.encryption_keys + more, self.key_id)
+
+    def with_nonce(self, nonce: bytes | None) -> Sidecar:
+        """Return this sidecar, with the file's key naming the file whose first nonce this is."""
+        if nonce is None:
+            return self
+        newest = self.file_keys[0]
+        return self.with_entries(
+            [replace(newest, properties={**newest.properties, NONCE: nonce.hex()})]
+        )
 
     def without(self, key_id: str) -> Sidecar | None:
         """Return this sidecar without a file's key, and without a KEK that no other key needs; None
@@ -246,9 +253,16 @@ def write_sidecar(
     """Write a sidecar, complete or not at all, or as a stream. It gets the permissions, the owner
     and the group of its ``file``, because it is of no use without the other. If no file is given,
     those of the sidecar that it replaces stay. Raises OSError."""
+    write_document(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable, file=file)
+
+
+def write_document(
+    path: str, data: bytes, *, overwrite: bool, durable: bool, file: os.stat_result | None
+) -> None:
+    """Write the bytes of a sidecar, as ``write_sidecar`` does."""
     if is_stream(path):
         with open_stream(path, overwrite=overwrite) as out:
-            out.write(sidecar.to_bytes())
+            out.write(data)
         return
     with AtomicFile(path, overwrite=overwrite, durable=durable, like=file) as out:
-        out.write(sidecar.to_bytes())
+        out.write(data)

@@ -17,6 +17,7 @@ import re
 import resource
 import select
 import signal
+import ssl
 import stat
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from ags1.cli.files.encrypting import EncryptingOptions, encrypt
 from ags1.cli.files.sources import Job
 from ags1.cli.report import Report
 from ags1.engine.writer import Writer
+from ags1.files.sidecars import OldKeys
 from ags1.host import cpu
 from ags1.keys import Keychain, Sidecar, keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
@@ -372,7 +374,7 @@ def test_an_orphan_sidecar_outlives_a_failure(home: Path, monkeypatch: pytest.Mo
         Path(target).write_bytes(file)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
 
-    monkeypatch.setattr("ags1.files.pairs.publish", another_run_is_first)
+    monkeypatch.setattr("ags1.files.sidecars.give_name", another_run_is_first)
     assert "exists already" in fail(6, "encrypt", "a", "--skip-existing")
     assert (home / "a.ags1.keys").read_bytes() == before
     assert names(home) == ["a", "a.ags1", "a.ags1.keys"]
@@ -1219,6 +1221,7 @@ def test_info_tells_what_runs() -> None:
     assert facts["keyring"]["exists"]
     text = succeed("info", "--seconds", "0").stdout
     assert facts["libcrypto"]["version"] in text
+    assert ssl.OPENSSL_VERSION in text
     assert "speed" not in text
     assert "warning" not in text
 
@@ -1490,10 +1493,10 @@ def job(home: Path) -> Job:
     return Job(str(home / "src"), str(home / "out" / "f"), str(home / "out" / "f.keys"), 0)
 
 
-def do(home: Path, *, overwrite: bool, takes_orphans: bool = False) -> None:
+def do(home: Path, old_keys: OldKeys) -> None:
     keychain = Keychain(LocalKms(), "default")
     keychain.prepare()
-    how = EncryptingOptions(BLOCK, 1, True, overwrite, lambda done, total: None, takes_orphans)
+    how = EncryptingOptions(BLOCK, 1, True, old_keys, lambda done, total: None)
     encrypt(job(home), keychain, how)
 
 
@@ -1513,7 +1516,7 @@ def before(home: Path, request: pytest.FixtureRequest) -> str:
     (home / "out").mkdir()
     (home / "src").write_bytes(OLD)
     if state != "fresh":
-        do(home, overwrite=False)
+        do(home, OldKeys.REFUSE)
     if state == "without sidecar":
         (home / "out" / "f.keys").unlink()
     if state == "damaged sidecar":
@@ -1568,7 +1571,7 @@ AFTER = [False, pytest.param(True, marks=pytest.mark.slow)]
 @pytest.mark.slow_variants(r"(damaged|without|only) sidecar-False")
 @pytest.mark.parametrize("after", AFTER)
 def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool) -> None:
-    overwrite = before != "fresh"
+    old_keys = OldKeys.REFUSE if before == "fresh" else OldKeys.RETIRE
     saved = {name: (home / "out" / name).read_bytes() for name in names(home / "out")}
     opens_before = before in ("fresh", "replaced", "only sidecar")
     seen = set()
@@ -1577,7 +1580,7 @@ def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool
         child = os.fork()
         if child == 0:
             at_step(number, after=after, act=functools.partial(os._exit, 9))
-            do(home, overwrite=overwrite)
+            do(home, old_keys)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file = home / "out" / "f"
@@ -1586,7 +1589,7 @@ def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool
         if code == 0:
             break
         # And the next attempt is not in the way of the crash's remains.
-        do(home, overwrite=True)
+        do(home, OldKeys.RETIRE)
         assert content(home) == NEW
     else:
         pytest.fail("it never came to an end")
@@ -1598,13 +1601,13 @@ def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_failure_leaves_the_old_pair_or_nothing(home: Path, before: str, after: bool) -> None:
-    overwrite = before != "fresh"
+    old_keys = OldKeys.REFUSE if before == "fresh" else OldKeys.RETIRE
     saved = {name: (home / "out" / name).read_bytes() for name in names(home / "out")}
     for number in range(1, 100):
         reset(home, saved)
         patch = at_step(number, after=after, act=interrupt)
         try:
-            do(home, overwrite=overwrite)
+            do(home, old_keys)
         except Interrupted:
             finished = False
         else:
@@ -1627,7 +1630,7 @@ def test_a_failure_leaves_the_old_pair_or_nothing(home: Path, before: str, after
 def test_an_orphan_sidecar_is_taken_up_after_any_crash(home: Path, after: bool) -> None:
     (home / "out").mkdir()
     (home / "src").write_bytes(OLD)
-    do(home, overwrite=False)
+    do(home, OldKeys.REFUSE)
     (home / "out" / "f").rename(home / "moved")
     (home / "src").write_bytes(NEW)
     saved = {"f.keys": (home / "out" / "f.keys").read_bytes()}
@@ -1637,12 +1640,12 @@ def test_an_orphan_sidecar_is_taken_up_after_any_crash(home: Path, after: bool) 
         child = os.fork()
         if child == 0:
             at_step(number, after=after, act=functools.partial(os._exit, 9))
-            do(home, overwrite=False, takes_orphans=True)
+            do(home, OldKeys.KEEP)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         seen.add(content(home))
         if content(home) is None:
-            do(home, overwrite=False, takes_orphans=True)
+            do(home, OldKeys.KEEP)
         assert content(home) == NEW
         km = Keychain(LocalKms(), "").open(str(home / "out" / "f.keys"), str(home / "moved"))
         with ags1.open(home / "moved", "rb", km) as file:

@@ -778,7 +778,7 @@ def test_rewrapping_moves_sidecars_to_another_key(home: Path) -> None:
     )
 
 
-ESCROW = ("--to-kms", "local", "--to-kms-property", "kms.local.keyring=escrow.json")
+ESCROW = ("--to-keyring", "escrow.json")
 
 
 def test_a_team_s_key_and_an_escrow_key_open_a_file(home: Path) -> None:

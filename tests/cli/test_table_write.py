@@ -561,6 +561,7 @@ def test_delete_tells_what_it_did_and_would_do(filled: EncryptedTable) -> None:
     assert ids() == [1, 2]
     # Its older vector is part of the new one, and not counted twice.
     assert facts("delete", "db.t", "id = 2")["deleted_rows"] == 1
+    assert "delete, 3 rows, 2 of them deleted\n" in succeed("info", "db.t")
     assert succeed("delete", "db.t", "id = 77") == "db.t: 0 rows deleted\n"
     assert facts("delete", "db.t", "id = 1")["dropped_files"] == 1
     assert ids() == []

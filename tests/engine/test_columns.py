@@ -14,7 +14,7 @@ from conftest import RunPython
 
 import ags1
 from ags1 import KeyMetadata, layout
-from ags1.engine import _columns
+from ags1.engine import _arrow_arrays, _columns
 
 MIB = 1 << 20
 TYPES = {
@@ -120,6 +120,78 @@ def test_large_results_do_not_share_memory() -> None:
         assert opened == [columns[0], *columns[2:]]
 
 
+@pytest.mark.parametrize("form", ["whole", "slice", "foreign", "stream"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_in_memory_of_the_caller(form: str, threads: int) -> None:
+    column = FORMS[form](pa.array(MESSAGES, pa.binary()))
+    expected = plain(column)
+    sizes = [layout.encrypted_size(len(text)) for text in expected if text is not None]
+    files, texts = (
+        bytearray(b"\xaa" * (sum(sizes) + 5)),
+        ags1.new_buffer(sum(map(len, filter(None, expected)))),
+    )
+    for _ in range(2):
+        sealed, keys = ags1.encrypt_many(column, threads=threads, out=files)
+        sealed.validate(full=True)
+        assert b"".join(data for data in sealed.to_pylist() if data) == files[:-5]
+        assert files[-5:] == b"\xaa" * 5
+        assert ags1.decrypt_many((sealed, keys)).to_pylist() == expected
+        opened = ags1.decrypt_many((sealed, keys), threads=threads, out=texts)
+        opened.validate(full=True)
+        assert opened.to_pylist() == expected
+        # The arrays keep the memory, whatever becomes of the caller's name for it.
+        with pytest.raises(BufferError):
+            files.clear()
+        del sealed, opened
+    files.clear()
+
+
+def test_memory_of_the_caller_that_cannot_be_used() -> None:
+    column = pa.array([b"first", b"second"])
+    size = 2 * layout.encrypted_size(0) + 11
+    with pytest.raises(ValueError, match=f"must have at least {size}"):
+        ags1.encrypt_many(column, out=bytearray(size - 1))
+    with pytest.raises(TypeError, match="writable"):
+        ags1.encrypt_many(column, out=bytes(size))
+    for call in (ags1.encrypt_many, ags1.decrypt_many):
+        with pytest.raises(TypeError, match="column"):
+            call([], out=bytearray(1))
+    memory = bytearray(b"a" * 1000)
+    aliased = pa.Array.from_buffers(
+        pa.binary(), 2, [None, pa.array([0, 5, 11], pa.int32()).buffers()[1], pa.py_buffer(memory)]
+    )
+    with pytest.raises(ValueError, match="overlap"):
+        ags1.encrypt_many(aliased, out=memory)
+    assert memory == b"a" * 1000
+    files = bytearray(size)
+    sealed, keys = ags1.encrypt_many(column, out=files)
+    before = bytes(files)
+    with pytest.raises(ValueError, match="overlap"):
+        ags1.decrypt_many((sealed, keys), out=files)
+    assert files == before
+
+
+def test_a_failed_call_zeroes_memory_of_the_caller() -> None:
+    sealed, keys = ags1.encrypt_many(pa.array([b"one", b"two", b"three"]))
+    damaged = sealed.to_pylist()
+    damaged[1] = damaged[1][:-1] + bytes([damaged[1][-1] ^ 1])
+    out = bytearray(b"\xaa" * 20)
+    with pytest.raises(ags1.AuthenticationError, match="message 1"):
+        ags1.decrypt_many((pa.array(damaged), keys), out=out)
+    assert out == bytes(11) + b"\xaa" * 9
+
+
+def test_a_new_buffer_is_zero_and_writable() -> None:
+    for size in (0, 1, 5 << 20):
+        buffer = ags1.new_buffer(size)
+        assert buffer == bytes(size)
+        buffer[:] = b"x" * size
+    with pytest.raises(ValueError, match="size"):
+        ags1.new_buffer(-1)
+    with pytest.raises(TypeError):
+        ags1.new_buffer("1")  # type: ignore[arg-type]
+
+
 def columns_of(pairs: list[Any]) -> tuple[Any, Any]:
     return pa.array([data for data, _ in pairs]), pa.array([km.to_bytes() for _, km in pairs])
 
@@ -205,7 +277,7 @@ def test_series_of_polars_and_results_without_pyarrow(monkeypatch: pytest.Monkey
     sealed, keys = ags1.encrypt_many(series)
     opened = ags1.decrypt_many((sealed, keys))
     monkeypatch.undo()
-    assert {type(column) for column in (sealed, keys, opened)} == {_columns.Column}
+    assert {type(column) for column in (sealed, keys, opened)} == {_arrow_arrays.Column}
     assert len(opened) == 3
     # Each export holds the memory.
     twice = [pa.array(opened), pa.array(opened)]
@@ -224,7 +296,7 @@ def test_offsets_of_two_gibibytes_have_64_bits() -> None:
         views = pa.Array.from_buffers(
             pa.binary_view(), count, [None, pa.py_buffer(view * count), pa.py_buffer(text)]
         )
-        batch = _columns.SealColumn(_columns.Messages(views), 1, 32)
+        batch = _columns.SealColumn(_arrow_arrays.Messages(views), 1, 32)
         array = pa.array(batch.sealed)
         assert array.type == made
         assert array.nbytes >= count * size

@@ -5,6 +5,7 @@ The settings are those that Spark needs on one machine with no network but 127.0
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -216,6 +217,13 @@ def real_s3() -> Iterator[dict[str, str]]:
         pytest.skip("there is no Go to build MinIO with")
     with s3_server() as environment:
         yield environment
+
+
+def nonce_in(row: Any) -> str:
+    """Return the first nonce of the file whose key a ledger's row has, as the row says it."""
+    document = json.loads(row.key_metadata)
+    [key] = [key for key in document["encryption-keys"] if key["key-id"] == document["key-id"]]
+    return str(key["properties"]["ags1.nonce"])
 
 
 class LedgerPlace(NamedTuple):

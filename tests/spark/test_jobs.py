@@ -46,6 +46,8 @@ from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 
+from .conftest import nonce_in
+
 MIB = 1 << 20
 
 Run = Callable[..., jobs.Summary]
@@ -119,6 +121,7 @@ class Folders:
         for name, km in opened.items():
             sealed = (self.target / (name + ".ags1")).read_bytes()
             assert ags1.decrypt(sealed, km) == (self.source / name).read_bytes()
+            assert nonce_in(self.done()[name]) == sealed[8:20].hex()
         used = [
             keys.unwrap(row.key_metadata).encryption_key for row in self.rows() if row.key_metadata
         ]

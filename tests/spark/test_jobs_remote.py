@@ -33,7 +33,7 @@ from ags1.spark.jobs.publishing import clear_again, published, settle_pending
 from ags1.spark.jobs.running import JobOptions
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 
-from .conftest import set_for_workers
+from .conftest import nonce_in, set_for_workers
 
 MIB = 1 << 20
 BUCKET = "bucket"
@@ -182,6 +182,7 @@ class Places:
         for name, row in rows.items():
             data = sealed[name + ".ags1"]
             assert ags1.decrypt(data, keys.unwrap(row.key_metadata or "")) == plain[name]
+            assert nonce_in(row) == data[8:20].hex()
             assert row.target_size == len(data)
             if has_sidecars:
                 found = Sidecar.from_bytes(sidecars.pop(name + ".ags1.keys"))

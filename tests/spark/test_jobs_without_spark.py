@@ -35,6 +35,7 @@ from ags1.errors import (
     KmsAccessDeniedError,
     KmsKeyNotFoundError,
     KmsUnavailableError,
+    NoKeyError,
     TruncatedError,
 )
 from ags1.files.keys import FileKeys, KmsConfig
@@ -660,6 +661,56 @@ def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None, place: Le
     other = fsspec.filesystem("ags1", target_protocol="file", **options)
     with pytest.raises(KeyMetadataError, match=r"there is no ledger '.*ledger-none'"):
         other.cat_file(f"{places.target}/sub/b.bin")
+
+
+def test_readers_beside_a_job_that_replaces_a_file(
+    places: Places, here: None, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger has the keys of both contents before the file changes, and the file's first nonce
+    says which one it is. Whoever reads is not alarmed, also if both are of one size."""
+    import fsspec
+
+    where = {"ledger": place.at}
+    places.write("a.bin")
+    places.encrypt(**where)
+    target = places.target / "a.bin.ags1"
+    contents = [(places.source / "a.bin").read_bytes()]
+    sealed = target.read_bytes()
+    options = {**where, "keyring": str(places.keyring)}
+    files = fsspec.filesystem("ags1", target_protocol="file", **options)
+    seen: list[bytes] = []
+
+    def look() -> None:
+        seen.append(files.cat_file(f"{places.target}/a.bin"))
+        verified = jobs.verify_files(places.session, None, kms=places.kms, **where)
+        assert (verified.done, verified.failures) == (1, [])
+
+    def prepare(ledger: Ledger, rows: Any) -> Any:
+        batch = real_prepare(ledger, rows)
+        look()
+        return batch
+
+    def settle(ledger: Ledger, *arguments: Any) -> None:
+        look()
+        real_settle(ledger, *arguments)
+
+    real_prepare, real_settle = Ledger.prepare, Ledger.settle
+    places.write("a.bin")
+    contents.append((places.source / "a.bin").read_bytes())
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "prepare", prepare)
+        patch.setattr(Ledger, "settle", settle)
+        assert places.encrypt(**where).done == 1
+    look()
+    assert seen == [contents[0], contents[1], contents[1]]
+
+    # Somebody puts the old file back.
+    target.write_bytes(sealed)
+    with pytest.raises(NoKeyError, match="put back"):
+        files.cat_file(f"{places.target}/a.bin")
+    verified = jobs.verify_files(places.session, None, kms=places.kms, **where)
+    [failure] = verified.failures
+    assert (failure.kind, "put back" in failure.message) == ("NoKeyError", True)
 
 
 def test_patterns_are_those_of_gitignore() -> None:

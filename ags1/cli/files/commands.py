@@ -141,6 +141,7 @@ def encrypt(
       pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
     """
     from ...engine.layout import plaintext_size
+    from ...files.sidecars import OldKeys
     from ..kms.master_keys import encrypting_keychain
     from .encrypting import EncryptingOptions
     from .encrypting import encrypt as encrypt_file
@@ -158,15 +159,17 @@ def encrypt(
         return for_each(plan, lambda *_: None, out, "encrypted", verbose=verbose)
     keychain, master_key_id = encrypting_keychain(kms, key)
     keychain.prepare()
+    old_keys = OldKeys.KEEP if skip_existing else OldKeys.REFUSE
+    if force:
+        old_keys = OldKeys.RETIRE
 
     def work(job: Job, report: Report) -> None:
         options = EncryptingOptions(
             block_size,
             threads,
             durable=not no_fsync,
-            overwrite=force,
+            old_keys=old_keys,
             progress=report.progress,
-            takes_orphans=skip_existing,
         )
         try:
             key_metadata, written = encrypt_file(job, keychain, options)

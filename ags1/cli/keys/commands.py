@@ -224,7 +224,7 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> None:
     "--add-key",
     metavar="NAME",
     help="Wrap under this master key too. The keys that wrap now stay, and each of them opens the "
-    "files. --to-kms says which KMS has it, if it is another one.",
+    "files. --to-kms or --to-keyring says where it is, if it is elsewhere.",
 )
 @flag("--dry-run", help="Do everything, but write no sidecar.")
 @no_fsync
@@ -258,6 +258,7 @@ def rewrap(
       ags1 key rewrap sealed                     newest version of each one's key
       ags1 key rewrap sealed --to-key new        another key of the same KMS
       ags1 key rewrap sealed --add-key escrow    one more key that opens the files
+      ags1 key rewrap sealed --add-key team --to-keyring team.json
       ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
       ags1 key rewrap sealed --kms aws --key $OLD --to-key $NEW --dry-run
     """

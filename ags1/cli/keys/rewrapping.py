@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import AuthenticationError, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
-from ...files.pairs import locked
+from ...files.sidecars import locked
 from ...keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, write_sidecar
 from ...keys.cache import KekCache
 from ...keys.keychain import find_sidecar

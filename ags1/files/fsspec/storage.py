@@ -1,10 +1,11 @@
 """A file and its sidecar in the file system below: read, written, copied and removed as a pair.
 
 There is never a file without its key. A sidecar is written before its file, with the keys of the
-file that is there until then, and removed after it (``ags1.files.pairs`` has the steps). ``Local``
-does this with files on this machine, ``Remote`` with any file system of fsspec whose files appear
-whole, such as an object storage. ``Local`` locks what it changes. An object storage has no locks:
-there may be one writer of a file at a time. Knows nothing of plaintext and unwrapped keys.
+file that is there until then, and removed after it (``ags1.files.publish`` has the steps).
+``Local`` does this with files on this machine, ``Remote`` with any file system of fsspec whose
+files appear whole, such as an object storage. ``Local`` locks what it changes. An object storage
+has no locks: there may be one writer of a file at a time. Knows nothing of plaintext and unwrapped
+keys.
 """
 
 from __future__ import annotations
@@ -31,17 +32,12 @@ from ...keys.sidecar import (
     START_SIZE,
     SUFFIX,
     Sidecar,
+    first_nonce,
     sidecar_beside,
     sidecar_path,
 )
-from ..pairs import (
-    PresentSidecar,
-    check_link,
-    publish_in_order,
-    publish_pair,
-    remove_pair,
-    with_keys_of,
-)
+from ..publish import publish
+from ..sidecars import Beside, LocalPlace, OldKeys, Place, check_link, publish_pair
 
 # What names of encrypted files end in.
 FILE_SUFFIX = ".ags1"
@@ -129,15 +125,7 @@ class Local:
         target, name = os.path.realpath(path), sidecar_beside(path)
         if overwrite:
             check_link(path, name)
-        publish_pair(
-            staged.temporary,
-            target,
-            sidecar,
-            name,
-            overwrite=overwrite,
-            durable=True,
-            takes_orphans=not overwrite,
-        )
+        publish_pair(staged.temporary, target, sidecar, name, _old_keys(overwrite=overwrite))
 
     def is_same(self, source: str, target: str) -> bool:
         return os.path.realpath(source) == os.path.realpath(target)
@@ -160,7 +148,7 @@ class Local:
         return parse_sidecar(start, path)
 
     def remove(self, path: str) -> None:
-        remove_pair(path, sidecar_path(path))
+        LocalPlace(sidecar_path(path)).remove_after(lambda: os.remove(path))
 
 
 class _Ranges:
@@ -241,81 +229,79 @@ class Remote:
         # Another process may have replaced the source meanwhile.
         after = self._sidecar(source)
         if after != before:
-            self._write(sidecar_path(target), after.with_keys_of(before))
+            self.write(sidecar_path(target), after.with_keys_of(before).to_bytes())
 
     def _publish(
         self, put: Callable[[], object], path: str, sidecar: Sidecar, *, overwrite: bool
     ) -> None:
-        name = sidecar_path(path)
-        old = self._present(name)
-        # For a new file no version is needed: if it has its name after a failure, its key stays.
-        version = None if old is None and overwrite else self._content(path)
-        if version is not None and not overwrite:
+        if not overwrite and self._exists(path):
             raise FileExistsError(path)
-        first = with_keys_of(sidecar, old, name)
-        publish_in_order(
-            lambda: self._write(name, first),
-            put,
-            is_published=lambda: self._is_changed(path, version),
-            take_back=lambda: self._take_back(name, first, old),
-        )
-        if overwrite and first != sidecar:
-            present = self._present(name)
-            if present is None:
-                # Another process has removed the old file, and thought the sidecar was its.
-                self._write(name, first)
-            elif present.data == first.to_bytes():
-                self._write(name, sidecar)
+        keys = Beside(_Place(self, path), sidecar, _old_keys(overwrite=overwrite))
+        publish(keys, put, lambda _: self._may_have(path, sidecar))
 
-    def _is_changed(self, path: str, version: str | None) -> bool:
-        """Whether a request that failed may have been carried out. Then both keys stay."""
-        try:
-            return self._content(path) != version
-        except Exception:
-            return True
-
-    def _take_back(self, name: str, written: Sidecar, old: PresentSidecar | None) -> None:
-        with contextlib.suppress(Exception):
-            present = self._present(name)
-            if present is None or present.data != written.to_bytes():
-                return
-            if old is None:
-                self._fs.rm_file(name)
-            else:
-                self._fs.pipe_file(name, old.data)
-
-    def _write(self, name: str, sidecar: Sidecar) -> None:
-        self._fs.pipe_file(name, sidecar.to_bytes())
-
-    def _content(self, path: str) -> str | None:
-        """Return what tells one content of a file from another, None if there is no file."""
+    def _exists(self, path: str) -> bool:
         self._fs.invalidate_cache(self._fs._parent(path))
         try:
-            version: str = self._fs.ukey(path)
+            self._fs.info(path)
         except FileNotFoundError:
-            return None
-        return version
+            return False
+        return True
 
-    def _present(self, name: str) -> PresentSidecar | None:
-        (start,) = self.read_starts([(name, MAX_SIDECAR_SIZE + 1)])
+    def _may_have(self, path: str, sidecar: Sidecar) -> bool:
+        """Whether a request that failed may have been carried out, so that the file is the one
+        whose key ``sidecar`` has. Then both keys stay."""
+        try:
+            start = self.read(path, START_SIZE)
+        except Exception:
+            return True
+        nonce = None if start is None else first_nonce(start)
+        return nonce is not None and bool(sidecar.keys_for(nonce))
+
+    def read(self, name: str, size: int) -> bytes | None:
+        """Return the first bytes of a file; None if there is none. Raises its error."""
+        (start,) = self.read_starts([(name, size)])
         if isinstance(start, FileNotFoundError):
             return None
         if isinstance(start, Exception):
             raise start
-        return PresentSidecar.of(start)
+        return start
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        self._fs.pipe_file(name, data)
+
+    def delete(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(name)
 
     def _sidecar(self, path: str) -> Sidecar:
         (start,) = self.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
         return parse_sidecar(start, path)
 
     def remove(self, path: str) -> None:
-        name = sidecar_path(path)
-        before = self._present(name)
-        self._fs.rm_file(path)
-        # Another process may have replaced the file: then the sidecar has the new one's key.
-        if before is not None and self._present(name) == before:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(name)
+        _Place(self, path).remove_after(lambda: self._fs.rm_file(path))
+
+
+class _Place(Place):
+    """The sidecar beside a file."""
+
+    def __init__(self, storage: Remote, file: str) -> None:
+        self.path = sidecar_path(file)
+        self._storage = storage
+
+    def read(self) -> bytes | None:
+        return self._storage.read(self.path, MAX_SIDECAR_SIZE + 1)
+
+    def write(self, data: bytes) -> None:
+        self._storage.write(self.path, data)
+
+    def remove(self) -> None:
+        self._storage.delete(self.path)
+
+
+def _old_keys(*, overwrite: bool) -> OldKeys:
+    return OldKeys.RETIRE if overwrite else OldKeys.KEEP
 
 
 class Obstore(Remote):
@@ -364,9 +350,9 @@ class Obstore(Remote):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
             raise
 
-    def _write(self, name: str, sidecar: Sidecar) -> None:
+    def write(self, name: str, data: bytes) -> None:
         with _os_errors(name):
-            super()._write(name, sidecar)
+            super().write(name, data)
 
 
 class _ObstoreRanges(_Ranges):

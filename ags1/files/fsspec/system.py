@@ -35,7 +35,6 @@ from ...errors import (
     AuthenticationError,
     FormatError,
     KeyMetadataError,
-    NoKeyError,
     TruncatedError,
 )
 from ...host.atomic import AtomicFile, is_temporary
@@ -157,10 +156,10 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
     # -- keys
 
-    def _sidecar_of(self, path: str) -> Sidecar:
+    def _sidecar_of(self, path: str, *, pending: bool = False) -> Sidecar:
         """Return what the ledger has for a stored file, or else its sidecar. Raises
         KeyMetadataError, OSError."""
-        (sidecar,) = self._of_ledger([path])
+        (sidecar,) = self._of_ledger([path], pending=pending)
         if sidecar is not None:
             return sidecar
         (start,) = self._storage.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
@@ -171,14 +170,15 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         with _errors_about(sidecar_path(path) if self._key_source is None else path):
             return self._keys.keychain().key_of(sidecar, source)
 
-    def _of_ledger(self, paths: list[str]) -> list[Sidecar | None]:
-        """Return the sidecars that the ledger has for stored files; None for others."""
+    def _of_ledger(self, paths: list[str], *, pending: bool = False) -> list[Sidecar | None]:
+        """Return the sidecars that the ledger has for stored files; None for others. ``pending``:
+        with the keys of files that a job is giving their names."""
         if self._key_source is None:
             return [None] * len(paths)
         if not isinstance(self.fs, LocalFileSystem):
             paths = [self.fs.unstrip_protocol(path) for path in paths]
         try:
-            return self._key_source.find(paths)
+            return self._key_source.find(paths, pending=pending)
         except FileNotFoundError:
             # Readers would take this error for that of a file that is missing.
             raise KeyMetadataError(
@@ -400,9 +400,9 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                     if self._key_for is not None and (km := self._key_for(path)) is not None:
                         return self._opened(path, source, km)
                     # A sidecar has a file's key for as long as the file has its name.
-                    sidecar = self._sidecar_of(path)
+                    sidecar = self._sidecar_of(path, pending=tries > 0)
                     return self._fitting(path, source, sidecar)
-                except (NoKeyError, AuthenticationError, FormatError, TruncatedError):
+                except (KeyMetadataError, AuthenticationError, FormatError, TruncatedError):
                     # Another process may have replaced both just now, or the listing is old.
                     looked_at = source.pread(0, START_SIZE), sidecar
                     if looked_at == seen or tries == MOST_TRIES - 1:

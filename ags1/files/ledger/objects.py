@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...engine._gcm import random_bytes
+from ...host.atomic import already_exists
 from ..filesystems import host_url_of, open_filesystem, os_errors, refuse_chain
-from ..pairs import already_exists
 
 # Requests at a time.
 _REQUESTS = 16

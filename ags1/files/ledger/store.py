@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from ..pairs import already_exists
+from ...host.atomic import already_exists
 
 BUSY = (
     "another job is writing to this ledger: wait for it, or give each folder of targets a ledger "

@@ -11,7 +11,6 @@
     work        a task encrypts, decrypts or verifies its pieces, under names of its own
     transfer    blocks go from a source to an output, encrypted or decrypted on the way
     publishing  files get their names; the work of a killed job is finished
-    pairing     a file's sidecar, around the step in which the file gets its name
     rewrapping  a ledger's keys are wrapped again
     sidecars    a ledger's keys go to sidecars and back
 

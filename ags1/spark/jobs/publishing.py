@@ -4,7 +4,7 @@ A batch is pending in the ledger, with all its keys, before the first of its fil
 
     staged      the file is complete, under a temporary name; the ledger has no key
     pending     the ledger has the file's key, in a batch that is not settled
-    published   the file has its name; if the job writes sidecars, it has its own (``pairing``)
+    published   the file has its name; if the job writes sidecars, it has its own
     settled     the ledger has the file as done, or as failed
 
 If the driver is killed while the batch is pending, ``settle_pending`` of the next job goes on here.
@@ -32,10 +32,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from ...errors import KeyMetadataError
 from ...files.ledger import DONE, FAILED, JobNote, Ledger, Row
+from ...files.publish import publish
+from ...files.sidecars import Beside, OldKeys, Place
 from ...files.storage.places import open_storage
 from ...files.storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
-from .pairing import add_key, drop_old_keys, remove_key
+from ...keys.sidecar import Sidecar, sidecar_path
 from .work import cause
 
 # How long a task may need from one look at its job's mark to the next, with a large margin.
@@ -187,24 +190,74 @@ def _published(
 def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
     if not _is_staged(row):
         return row
-    storage = open_storage(row.target)
-    has_old_keys = False
+    is_put = False
+
+    def put() -> None:
+        nonlocal is_put
+        open_storage(row.target).publish(row, again=again)
+        is_put = True
+
+    def may_be_named(error: BaseException) -> bool:
+        # If our staged file is gone, a job that has taken this one over may have given it its name.
+        if not isinstance(error, OSError) or (isinstance(error, NothingStagedError) and not again):
+            return True
+        return again and not isinstance(error, (FileExistsError, NothingStagedError))
+
     try:
         if sidecars:
-            has_old_keys = add_key(row)
-        storage.publish(row, again=again)
+            publish(_keystore(row), put, may_be_named)
+        else:
+            put()
     except OSError as error:
-        if again and not isinstance(error, (FileExistsError, NothingStagedError)):
+        if is_put or (again and not isinstance(error, (FileExistsError, NothingStagedError))):
             raise
-        # If our staged file is gone, a job that has taken this one over may have given it its name.
-        if sidecars and (again or not isinstance(error, NothingStagedError)):
-            remove_key(row)
         # The row keeps its key, so that no file is lost, whatever went wrong.
         row = row._replace(status=FAILED, error_kind=type(error).__name__, error=cause(error))
         return row._replace(target_size=None, plaintext_hmac=None, attempt=None)
-    if has_old_keys:
-        drop_old_keys(row)
     return row
+
+
+def _keystore(row: Row) -> Beside:
+    """Return the sidecar of a row's target, and the row's key for it. Old keys stay if the job
+    replaces no file. All this can be repeated after a kill: it looks at what is there."""
+    try:
+        sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
+    except KeyMetadataError as error:  # the row is damaged
+        raise OSError(errno.EINVAL, error.message, row.target) from None
+    return _Beside(
+        StoragePlace(row.target, row), sidecar, OldKeys.RETIRE if row.replaces else OldKeys.KEEP
+    )
+
+
+class _Beside(Beside):
+    def add(self) -> bool:
+        """Raises OSError alone: it is an error of this file."""
+        try:
+            return super().add()
+        except KeyMetadataError as error:
+            path = str(error.file)
+            raise OSError(errno.EINVAL, f"{error.message}: {path}", path) from None
+
+
+class StoragePlace(Place):
+    """The sidecar beside a file. ``row`` is that of the job that writes the file, if one does."""
+
+    def __init__(self, file: str, row: Row | None = None) -> None:
+        self.path = sidecar_path(file)
+        self._row = row
+        self._storage = open_storage(file)
+
+    def read(self) -> bytes | None:
+        try:
+            return self._storage.read_small(self.path)
+        except FileNotFoundError:
+            return None
+
+    def write(self, data: bytes) -> None:
+        self._storage.write_small(self.path, data, row=self._row)
+
+    def remove(self) -> None:
+        self._storage.remove(self.path)
 
 
 def _withdraw_failed(row: Row, after: Row) -> None:

@@ -15,10 +15,12 @@ from ...errors import Ags1Error, KeyMetadataError
 from ...files.ledger import ENCRYPT, Ledger, Row
 from ...files.ledger.copying import refuse_pending
 from ...files.ledger.rows import encrypted_row
+from ...files.sidecars import Beside, OldKeys
 from ...files.storage.places import find, open_storage
 from ...files.storage.protocol import REQUESTS, SourceFile
 from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
+from .publishing import StoragePlace
 from .report import FailedFile
 from .selection import SUFFIX
 from .work import cause
@@ -50,18 +52,8 @@ def write_sidecars(ledger: Ledger) -> Moved:
         storage = open_storage(row.target)
         if storage.statuses(row.target.rpartition("/")[0], 1, follow=True)(row.target) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), row.target)
-        path = sidecar_path(row.target)
         sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
-        try:
-            old = storage.read_small(path)
-        except FileNotFoundError:
-            old = b""
-        if old:
-            sidecar = sidecar.with_keys_of(Sidecar.from_bytes(old))
-        data = sidecar.to_bytes()
-        if data != old:
-            storage.write_small(path, data)
-        return data != old
+        return Beside(StoragePlace(row.target), sidecar, OldKeys.KEEP).add()
 
     moved = Moved()
     columns = ("target", "key_metadata")

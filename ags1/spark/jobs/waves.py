@@ -32,6 +32,7 @@ from ...files.storage.pieces import Item, target_size
 from ...files.storage.places import open_storage
 from ...files.storage.protocol import JobEndedError, Staging
 from ...keys.keychain import FILE_KEY_SIZE
+from ...keys.sidecar import Sidecar
 from ..workers import task_context
 from . import planning
 from .group import JobGroup, SparkEndedError
@@ -289,7 +290,9 @@ class Waves:
         attempt = self._storage.gather(self._staging, item, shared.staged, staged, check)
         result = max(results, key=lambda result: result.first_block)
         if shared.wrapped is not None:
-            result = result._replace(wrapped=shared.wrapped, key_id=shared.key_id)
+            nonce = next((r.nonce for r in results if r.nonce is not None), None)
+            wrapped = Sidecar.from_bytes(shared.wrapped.encode()).with_nonce(nonce).to_dict()
+            result = result._replace(wrapped=as_text(wrapped), key_id=shared.key_id)
         return result._replace(staged=attempt, plaintext_hmac=digest)
 
     def commit(self, rows: list[Row]) -> None:

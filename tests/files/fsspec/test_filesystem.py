@@ -24,7 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import ags1
 from ags1.errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsConfigurationError
-from ags1.files import pairs
+from ags1.files import sidecars
 from ags1.filesystem import Ags1FileSystem
 from ags1.keys import Keychain, read_sidecar
 from ags1.kms import LocalKms
@@ -628,11 +628,11 @@ def _meanwhile(step: Callable[..., Any], number: int, other: Callable[[], None])
     ("step", "number", "first"),
     [
         # The removal has removed the file, and not yet its sidecar.
-        ("os.remove", 2, "rm"),
+        ("os.unlink", 1, "rm"),
         # The writer has given the file its name, and the sidecar still has the old key.
-        ("write_sidecar", 2, "pipe"),
+        ("write_document", 2, "pipe"),
         # The sidecar has both keys, and the file is still the old one.
-        ("publish", 1, "pipe"),
+        ("give_name", 1, "pipe"),
     ],
 )
 @pytest.mark.parametrize("second", ["rm", "pipe"])
@@ -654,7 +654,7 @@ def test_two_who_change_a_pair_come_one_after_the_other(
         with contextlib.suppress(FileNotFoundError):
             work[second](other, b"second")
 
-    holder = pairs.os if step == "os.remove" else pairs
+    holder = os if step == "os.unlink" else sidecars
     name = step.removeprefix("os.")
     paused = _meanwhile(getattr(holder, name), number, second_work)
     monkeypatch.setattr(holder, name, paused)
@@ -681,7 +681,7 @@ def test_whoever_comes_before_a_new_sidecar_is_locked_comes_first(
             other.pipe_file(path, second)
 
     # Its first lock is that of the old sidecar.
-    monkeypatch.setattr(pairs, "locked", _meanwhile(pairs.locked, 2, second_work))
+    monkeypatch.setattr(sidecars, "locked", _meanwhile(sidecars.locked, 2, second_work))
     first = Thread(target=local.pipe_file, args=(path, b"first"), daemon=True)
     first.start()
     first.join(30)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import os
 import random
 import sys
@@ -79,6 +80,20 @@ class Actor:
         """Let it make one request, and go on to the next one."""
         self._go.release()
         self._waits.acquire()
+
+    def steps(self, count: int) -> int:
+        """Let it make up to so many requests. Return how many it made."""
+        for made in range(count):
+            if self.ended:
+                return made
+            self.step()
+        return count
+
+    def kill(self) -> None:
+        """Kill it before its next request."""
+        self._lives = 0
+        while not self.ended:
+            self.step()
 
 
 def request() -> None:
@@ -283,6 +298,36 @@ def test_two_writers_of_a_folder(worlds: Iterator[World]) -> None:
         found = world.read()()
         assert found in ([*ended, OLD, NEW, OTHER] if len(ended) < 2 else ended), (SEED, order)
         assert found != OLD or not ended, (SEED, order)
+        world.write(LAST)()
+        assert world.read()() == LAST
+
+
+@pytest.mark.parametrize("kind", ["folder"], indirect=True)
+def test_every_order_of_two_writers_with_two_switches(worlds: Iterator[World]) -> None:
+    """One makes some requests, then the other one some. Then both are killed, or the first goes on
+    to its end, and then the other one, as far as their locks let them."""
+    alone = Actor(next(worlds).write(NEW), None).steps(1000)
+    assert alone > 15
+    orders = list(itertools.product(range(alone + 1), range(1, alone + 1), (False, True)))
+    if len(orders) > ORDERS:
+        orders = random.Random(SEED).sample(orders, ORDERS)
+    for order in orders:
+        first, second, are_killed = order
+        world = next(worlds)
+        writers = [Actor(world.write(NEW), None), Actor(world.write(OTHER), None)]
+        writers[0].steps(first)
+        writers[1].steps(second)
+        assert world.read()() in (OLD, NEW, OTHER), order
+        if are_killed:
+            for one in writers:
+                one.kill()
+            assert world.read()() in (OLD, NEW, OTHER), order
+        while not all(one.ended for one in writers):
+            for one in writers:
+                one.steps(1000 if writers[0].ended else 50)
+        if not are_killed:
+            assert [one.result for one in writers] == [None, None], order
+            assert world.read()() in (NEW, OTHER), order
         world.write(LAST)()
         assert world.read()() == LAST
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from ags1.errors import Ags1Error
+from ags1.errors import Ags1Error, KmsConfigurationError
 from ags1.filesystem import Ags1FileSystem
 from ags1.kms import LocalKms
 
@@ -47,19 +48,18 @@ def with_polars(path: str) -> Any:
 
 
 def with_polars_lazily(path: str) -> Any:
-    polars = pytest.importorskip("polars")
-    dataset = ds.dataset(path, filesystem=ags1.arrow.filesystem())
-    return polars.scan_pyarrow_dataset(dataset).collect().to_arrow()
+    pytest.importorskip("polars")
+    import ags1.polars
+
+    return ags1.polars.scan_parquet(path).collect().to_arrow()
 
 
 def with_duckdb(path: str) -> Any:
-    duckdb = pytest.importorskip("duckdb")
-    connection = duckdb.connect()
-    # DuckDB 2.0.0 moves one open file from several threads, whichever file system it is of.
-    if connection.sql("FROM duckdb_settings() WHERE name = 'async_threads'").fetchall():
-        connection.execute("SET threads = 1; SET async_threads = 0")
-    connection.register_filesystem(fsspec.filesystem("ags1", target_protocol="file"))
-    return connection.sql(f"SELECT * FROM read_parquet('ags1://{path}')").to_arrow_table()
+    pytest.importorskip("duckdb")
+    import ags1.duckdb
+
+    connection = ags1.duckdb.connect()
+    return connection.sql(f"SELECT * FROM 'ags1::file://{path}'").to_arrow_table()
 
 
 def with_duckdb_over_a_dataset(path: str) -> Any:
@@ -193,6 +193,134 @@ def test_a_relative_folder_is_a_dataset_as_with_arrow_s_files(
         listed.append([(info.path, info.type) for info in infos])
     half = len(listed) // 2
     assert listed[:half] == listed[half:]
+
+
+def put(command: Callable[..., None], folder: Path, frame: Any, kind: str = "parquet") -> None:
+    """Write a frame of Polars to ``plain`` in a folder, and encrypted to ``sealed``."""
+    (folder / "plain").mkdir(parents=True)
+    getattr(frame, f"write_{kind}")(folder / "plain" / f"x.{kind}")
+    command("encrypt", "--quiet", folder / "plain", "-o", folder / "sealed")
+
+
+@pytest.mark.parametrize(
+    "spelling", ["{}", "{}.ags1", "file://{}", "ags1::file://{}.ags1", "ags1://{}"]
+)
+def test_a_csv_file_is_what_polars_reads_from_the_plaintext(
+    spelling: str, tmp_path: Path, command: Callable[..., None]
+) -> None:
+    polars = pytest.importorskip("polars")
+    import ags1.polars
+
+    frame = polars.DataFrame({"n": [1, None, 3], "text": ["a;b", "", None], "x": [0.5, 2.0, -1.0]})
+    put(command, tmp_path, frame, "csv")
+    options: dict[str, Any] = {"schema_overrides": {"n": polars.Int16}, "row_index_name": "row"}
+    sealed = spelling.format(tmp_path / "sealed" / "x.csv")
+    found = ags1.polars.scan_csv(sealed, **options).filter(polars.col("n") > 1).collect()
+    plain = polars.scan_csv(tmp_path / "plain" / "x.csv", **options)
+    assert found.equals(plain.filter(polars.col("n") > 1).collect())
+    assert found.height == 1
+
+
+def test_filters_and_folders_are_those_of_polars(
+    tmp_path: Path, command: Callable[..., None]
+) -> None:
+    polars = pytest.importorskip("polars")
+    import ags1.polars
+
+    numbers = [1, None, 3, 7]
+    floats = {"n": numbers, "x": [0.5, float("nan"), None, float("inf")]}
+    for name, data in (("floats", floats), ("whole", {"n": numbers, "x": [5, 6, None, 8]})):
+        for year in (2025, 2026):
+            put(command, tmp_path / name / f"year={year}", polars.DataFrame(data))
+    for name in ("floats", "whole"):
+        for kind in ("plain", "sealed"):
+            for year in (2025, 2026):
+                target = tmp_path / kind / name / f"year={year}"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name / f"year={year}" / kind).rename(target)
+        plain = polars.scan_parquet(tmp_path / "plain" / name)
+        sealed = ags1.polars.scan_parquet(tmp_path / "sealed" / name)
+        assert sealed.collect_schema() == plain.collect_schema()
+        n, x, year = polars.col("n"), polars.col("x"), polars.col("year")
+        for query in (
+            x > 1, x == x, x <= 0.5, x != 5, ~(x > 1), n.is_null(), n.is_in([1, None]),
+            n.ne_missing(3), year == 2026, (year == 2025) & (n > 1) | (x < 6),
+        ):  # fmt: skip
+            wanted = plain.filter(query).select("year", "n", "x").collect().sort("year", "n")
+            for engine in ("in-memory", "streaming"):
+                found = sealed.filter(query).select("year", "n", "x").collect(engine=engine)
+                assert found.sort("year", "n").equals(wanted), (name, query)
+    pattern = ags1.polars.scan_parquet(f"{tmp_path}/sealed/whole/*/x.parquet.ags1")
+    assert pattern.collect().height == 8
+    one = f"{tmp_path}/sealed/whole/year=2026/x.parquet"
+    assert ags1.polars.scan_parquet([one, one]).collect().height == 8
+    for missing in ("nope", "*.nope", f"ags1::file://{tmp_path}/nope.ags1"):
+        with pytest.raises(FileNotFoundError, match="nope"):
+            ags1.polars.scan_parquet(missing)
+
+
+def test_a_storage_of_fsspec_by_its_url() -> None:
+    pytest.importorskip("polars")
+    pytest.importorskip("duckdb")
+    import ags1.duckdb
+    import ags1.polars
+
+    with pytest.raises(KmsConfigurationError, match="is a secret"):
+        ags1.duckdb.connect(storage_options={"s3": {"anon": True}, "kms.vault.token": "00"})
+    connection = ags1.duckdb.connect()
+    connection.execute("COPY (SELECT 7 AS n) TO 'ags1::memory://doors/x.parquet'")
+    assert ags1.polars.scan_parquet("memory://doors/x.parquet").collect()["n"].to_list() == [7]
+    found = connection.sql("SELECT n FROM read_parquet('ags1::memory://doors/*.parquet')")
+    assert found.fetchall() == [(7,)]
+    stored = fsspec.filesystem("memory").find("/doors")
+    assert stored == ["/doors/x.parquet.ags1", "/doors/x.parquet.ags1.keys"]
+
+
+def test_duckdb_copies_whole_files_or_none(tmp_path: Path, command: Callable[..., None]) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    import ags1.duckdb
+
+    connection = ags1.duckdb.connect()
+    rows = "SELECT i, i % 7 AS rest FROM range(100000) AS t(i)"
+    for kind in ("csv", "parquet"):
+        target = f"ags1::file://{tmp_path}/x.{kind}"
+        connection.execute(f"COPY ({rows}) TO '{target}'")
+        sums = connection.sql(f"SELECT count(*), sum(i), sum(rest) FROM '{target}'").fetchall()
+        assert sums == duckdb.sql(f"SELECT count(*), sum(i), sum(rest) FROM ({rows})").fetchall()
+        before = (tmp_path / f"x.{kind}.ags1").read_bytes()
+        failing = f"SELECT CASE WHEN i > 90000 THEN error('no') ELSE i END AS i FROM ({rows})"
+        for name in (target, f"ags1::file://{tmp_path}/new.{kind}"):
+            with pytest.raises(duckdb.Error, match="no"):
+                connection.execute(f"COPY ({failing}) TO '{name}'")
+        assert (tmp_path / f"x.{kind}.ags1").read_bytes() == before
+    assert not list(tmp_path.glob("new*"))
+    assert all(path.name.endswith((".ags1", ".ags1.keys")) for path in tmp_path.iterdir())
+
+
+def test_threads_of_duckdb_move_one_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyring: str
+) -> None:
+    pytest.importorskip("duckdb")
+    import ags1.duckdb
+
+    class Slow(ags1.duckdb._SharedReader):
+        """Lets other threads come between a thread's seek and its read."""
+
+        def seek(self, *arguments: Any) -> int:
+            position = super().seek(*arguments)
+            time.sleep(0.0005)
+            return position
+
+    monkeypatch.setattr(ags1.duckdb, "_SharedReader", Slow)
+    connection = ags1.duckdb.connect(config={"threads": 4})
+    path = f"ags1::file://{tmp_path}/x"
+    connection.execute(
+        f"COPY (FROM range(200000) AS t(i)) TO '{path}.parquet' (ROW_GROUP_SIZE 10000);"
+        f"COPY (FROM range(200000) AS t(i)) TO '{path}.csv'"
+    )
+    for kind in ("parquet", "csv"):
+        found = connection.sql(f"SELECT count(*), sum(i), max(i) FROM '{path}.{kind}'")
+        assert found.fetchall() == [(200_000, 19_999_900_000, 199_999)]
 
 
 _SLOW = """
