@@ -240,7 +240,7 @@ def _find(
             status = os.stat(source)
         except OSError as problem:
             if isinstance(problem, FileNotFoundError) and passed_over is _lacks_suffix:
-                problem.strerror += _did_you_mean(source)
+                problem.strerror = f"{problem.strerror}{_did_you_mean(source)}"
             plan.problems.append((source, problem))
             continue
         if not stat.S_ISDIR(status.st_mode):
