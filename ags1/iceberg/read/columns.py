@@ -117,16 +117,21 @@ class FileReader:
         return self._table_columns(frozenset(field_ids))
 
     def open(
-        self, file: ContentFile, wanted: Schema, dictionary_columns: tuple[str, ...] = ()
+        self,
+        file: ContentFile,
+        wanted: Schema,
+        dictionary_columns: tuple[str, ...] = (),
+        *,
+        filters: bool = False,
     ) -> AbstractContextManager[OpenParquet | OpenAvro]:
-        """Open a file to read its columns ``wanted``."""
+        """Open a file to read its columns ``wanted``. If it ``filters``, Arrow may filter."""
         if file.stored_format == FileFormat.PARQUET:
             leaves = frozenset(leaf_ids(wanted))
 
             def columns_of(physical: pa.Schema) -> FileColumns:
                 return self._file_columns((physical.serialize().to_pybytes(), leaves))
 
-            return closing(OpenParquet(self.files, file, columns_of, dictionary_columns))
+            return closing(OpenParquet(self.files, file, columns_of, dictionary_columns, filters))
         if file.stored_format == FileFormat.AVRO:
             values = self.partition_values(file, wanted, set())
             return closing(OpenAvro(self.files, file, wanted, self._names, values, self.threads))
@@ -164,10 +169,12 @@ class FileReader:
         """Return the partition's values of the wanted columns that the file does not have.
         ``present`` are the IDs of the columns in the file."""
         spec = self._metadata.specs().get(file.spec_id)
+        if spec is None or not spec.fields:
+            return {}
         absent = wanted.field_ids - present
         return {
             field.source_id: file.partition[at]
-            for at, field in enumerate(() if spec is None else spec.fields)
+            for at, field in enumerate(spec.fields)
             if isinstance(field.transform, IdentityTransform)
             and field.source_id in absent
             and file.partition[at] is not None
