@@ -17,8 +17,8 @@ _MAX_DIGITS = 9
 
 
 def moment(value: object, name: str) -> datetime:
-    """Return the point in time that ``value``, a ``Moment``, says: itself, an age (a ``timedelta``, or text such
-    as ``7d``, ``12h``, ``30m``) before now, or text in ISO 8601, in UTC if it has no offset.
+    """Return the point in time that a ``Moment`` says: itself, an age (a ``timedelta``, or text
+    such as ``7d``, ``12h``, ``30m``) before now, or text in ISO 8601, in UTC if it has no offset.
 
     ``name`` is the argument's. Raises TypeError for another type, and ArgumentError for other text
     and for ages that are negative or that lie before the year 1.
