@@ -69,8 +69,10 @@ VAULT: Story = [
 ]
 MANAGER: Story = [("docs/keys.md", ["In Python"])]
 TABLES: Story = [
-    ("docs/tables.md", ["A catalog", "Writing", "Reading"]),
-    ("docs/tables/types.md", [""]),
+    (
+        "docs/tables.md",
+        ["A catalog", "Writing", "Reading", "Variants, geometries and new types"],
+    ),
     ("docs/tables.md", ["Without a catalog"]),
     ("docs/tables/libraries.md", ["", "Polars", "Dask, Ray and Daft"]),
     ("docs/tables/maintenance.md", ["", "Erasing deleted rows"]),

@@ -111,7 +111,7 @@ class Beside:
         self._sidecar = sidecar
         self._ours = sidecar.to_bytes()
         self._old_keys = old_keys
-        self._old: bytes | None = None
+        self._rest: bytes | None = None
         self._written: bytes | None = None
 
     def add(self) -> bool:
@@ -130,7 +130,7 @@ class Beside:
                 both = _with_room(self._sidecar.with_keys_of(old.sidecar), path)
             elif self._old_keys is OldKeys.KEEP:  # it may be no sidecar at all
                 raise KeyMetadataError("the sidecar is damaged: move the file away", file=path)
-        self._old = None if old is None else old.data
+        self._rest = self._without_ours(old)
         self._written = both
         return both
 
@@ -145,29 +145,25 @@ class Beside:
             self._place.write(self._written or self._ours)
 
     def take_back(self) -> None:
-        # The error that is on its way says more than what fails here. A key that stays opens no
-        # file.
+        # The error that is on its way says more than what fails here. A key that stays, because it
+        # fails or another run has changed the sidecar meanwhile, opens no file.
         with contextlib.suppress(Exception):
-            present = self._place.present()
-            if present is None or self._written is None:
+            if self._written is None or self._place.read() != self._written:
                 return
-            rest: bytes | None
-            if present.data == self._written and not self._was_there_before():
-                rest = self._old
-            elif present.sidecar is None:
-                return
-            else:
-                others = present.sidecar.without(self._sidecar.key_id)
-                rest = None if others is None else others.to_bytes()
-            if rest is None:
+            if self._rest is None:
                 self._place.remove()
-            elif rest != present.data:
-                self._place.write(rest)
+            elif self._rest != self._written:
+                self._place.write(self._rest)
 
-    def _was_there_before(self) -> bool:
-        """Whether a run that was killed had added our key already."""
-        old = None if self._old is None else PresentSidecar.of(self._old).sidecar
-        return old is not None and any(key.key_id == self._sidecar.key_id for key in old.file_keys)
+    def _without_ours(self, old: PresentSidecar | None) -> bytes | None:
+        """Return a sidecar without our key, which a run that was killed may have added already."""
+        if old is None or old.data == self._ours:
+            return None
+        key_id = self._sidecar.key_id
+        if old.sidecar is None or all(key.key_id != key_id for key in old.sidecar.file_keys):
+            return old.data
+        rest = old.sidecar.without(key_id)
+        return None if rest is None else rest.to_bytes()
 
 
 def _with_room(sidecar: Sidecar, path: str) -> bytes:
