@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from ...columns.arrow_layouts import plain_schema
 from ...columns.avro.variants import VariantType
-from ...errors import Ags1Error, FormatError
+from ...errors import Ags1Error, FormatError, MetadataIntegrityError
 from ..pyiceberg.arrow import project
 from ..spec.column_types import (
     OpaqueType,
@@ -81,6 +82,9 @@ class _Unchanged(NamedTuple):
     projected: pa.Schema
 
 
+_NAME_MAPPING = TableProperties.DEFAULT_NAME_MAPPING
+
+
 class FileReader:
     """Opens files of one table and reads their columns. Any number of threads may use it at once.
     ``projected`` is the schema of the rows that the caller wants, ``schema`` that of the columns
@@ -102,7 +106,10 @@ class FileReader:
         self._opaque = find_field_ids(OpaqueType, metadata.schemas)
         self._variants = find_field_ids(VariantType, metadata.schemas)
         self._extensions = extensions(metadata.schemas)
-        self._names = metadata.name_mapping()
+        try:
+            self._names = metadata.name_mapping()
+        except ValueError:
+            raise MetadataIntegrityError(f"the table's {_NAME_MAPPING!r} is not valid") from None
         self._table_columns = SingleFlight[frozenset[int], Schema](self._find_table_columns)
         self._file_columns = SingleFlight[tuple[bytes, frozenset[int]], FileColumns](
             self._find_file_columns
