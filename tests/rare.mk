@@ -1,5 +1,5 @@
 # Targets of the Makefile that take long or need much. A workflow runs most of them each week.
-.PHONY: fuzz forged mutants corpus cluster engines histories commits model connect bench-peers debug sanitize fips freethreaded aarch64
+.PHONY: fuzz forged filters mutants corpus cluster engines histories commits model connect bench-peers debug sanitize fips freethreaded aarch64
 
 # Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
 fuzz: dev $(VENV)/.with-fuzz
@@ -9,6 +9,10 @@ fuzz: dev $(VENV)/.with-fuzz
 # A million structures that no writer of Parquet makes, as we read them and as Arrow does.
 forged: native
 	AGS1_TEST_FORGED=$${AGS1_TEST_FORGED:-1000000} $(PYTEST) tests/iceberg/formats/test_parquet_ends.py
+
+# 1,200,000 filters over 2,000 histories of tables, against plain Python rows. An hour.
+filters: native
+	AGS1_TEST_FILTERS=$${AGS1_TEST_FILTERS:-1200000} $(PYTEST) tests/iceberg/read/test_filter_histories.py
 
 # Faults put into the code one by one, each of which a test has to notice.
 mutants: dev

@@ -69,8 +69,10 @@ VAULT: Story = [
 ]
 MANAGER: Story = [("docs/keys.md", ["In Python"])]
 TABLES: Story = [
-    ("docs/tables.md", ["A catalog", "Writing", "Reading"]),
-    ("docs/tables/types.md", [""]),
+    (
+        "docs/tables.md",
+        ["A catalog", "Writing", "Reading", "Variants, geometries and new types"],
+    ),
     ("docs/tables.md", ["Without a catalog"]),
     ("docs/tables/libraries.md", ["", "Polars", "Dask, Ray and Daft"]),
     ("docs/tables/maintenance.md", ["", "Erasing deleted rows"]),
@@ -152,6 +154,8 @@ OTHERS_MESSAGES = {
     "[DATA_SOURCE_NOT_FOUND]",
     "No schema found in Avro file headers",
     "Cannot decrypt manifest list",
+    "Invalid properties for v2: [encryption.key-id]",
+    "JDBC catalog is initialized without view support",
 }
 # Python shares its names from block to block.
 RUN = """

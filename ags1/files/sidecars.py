@@ -24,6 +24,7 @@ from ..host.atomic import publish as give_name
 from ..host.descriptors import is_stream
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_document
 from .publish import publish
+from .storage.protocol import Storage
 
 
 class PresentSidecar(NamedTuple):
@@ -52,8 +53,8 @@ class OldKeys(enum.Enum):
     REFUSE = enum.auto()
 
 
-# From the sidecar that is there to the one that takes its place.
-Change = Callable[[PresentSidecar | None], Sidecar]
+# From the sidecar that is there to the bytes of the one that takes its place.
+Change = Callable[[PresentSidecar | None], bytes]
 
 
 class Place:
@@ -85,10 +86,10 @@ class Place:
         data = self.read()
         return None if data is None else PresentSidecar.of(data)
 
-    def change(self, change: Change) -> bool:
+    def change(self, change: Change, old_keys: OldKeys) -> bool:
         """Replace the sidecar by what ``change`` makes of it. Return whether it is another one."""
         old = self.present()
-        data = change(old).to_bytes()
+        data = change(old)
         is_other = old is None or old.data != data
         if is_other:
             self.write(data)
@@ -108,73 +109,70 @@ class Beside:
 
     def __init__(self, place: Place, sidecar: Sidecar, old_keys: OldKeys) -> None:
         self._place = place
-        self._ours = sidecar
+        self._sidecar = sidecar
+        self._ours = sidecar.to_bytes()
         self._old_keys = old_keys
-        self._old: bytes | None = None
+        self._rest: bytes | None = None
         self._written: bytes | None = None
 
     def add(self) -> bool:
         """Store the new key beside those that are there. Return whether it was not there yet."""
-        return self._place.change(self._with_keys_of)
+        return self._place.change(self._with_keys_of, self._old_keys)
 
-    def _with_keys_of(self, old: PresentSidecar | None) -> Sidecar:
-        path, both = self._place.path, self._ours
+    def _with_keys_of(self, old: PresentSidecar | None) -> bytes:
+        path = self._place.path
+        both = self._ours
         if old is not None and self._old_keys is OldKeys.REFUSE:
             raise already_exists(path)
         # An earlier try may have been cut off, where a storage does not write whole files.
-        is_ours = old is not None and both.to_bytes().startswith(old.data)
+        is_ours = old is not None and both.startswith(old.data)
         if old is not None and self._old_keys is not OldKeys.DROP and not is_ours:
             if old.sidecar is not None:
-                both = _with_room(both.with_keys_of(old.sidecar), path)
+                both = _with_room(self._sidecar.with_keys_of(old.sidecar), path)
             elif self._old_keys is OldKeys.KEEP:  # it may be no sidecar at all
                 raise KeyMetadataError("the sidecar is damaged: move the file away", file=path)
-        self._old = None if old is None else old.data
-        self._written = both.to_bytes()
+        self._rest = self._without_ours(old)
+        self._written = both
         return both
 
     def retire(self) -> None:
-        ours = self._ours.to_bytes()
-        if self._old_keys is not OldKeys.RETIRE or self._written in (None, ours):
+        if self._old_keys is not OldKeys.RETIRE or self._written in (None, self._ours):
             return
         present = self._place.read()
         if present == self._written:
-            self._place.write(ours)
+            self._place.write(self._ours)
         elif present is None:
             # Another process has removed the old file, and thought that the sidecar was its.
-            self._place.write(self._written or ours)
+            self._place.write(self._written or self._ours)
 
     def take_back(self) -> None:
-        # The error that is on its way says more than what fails here. A key that stays opens no
-        # file.
+        # The error that is on its way says more than what fails here. A key that stays, because it
+        # fails or another run has changed the sidecar meanwhile, opens no file.
         with contextlib.suppress(Exception):
-            present = self._place.present()
-            if present is None or self._written is None:
+            if self._written is None or self._place.read() != self._written:
                 return
-            rest: bytes | None
-            if present.data == self._written and not self._was_there_before():
-                rest = self._old
-            elif present.sidecar is None:
-                return
-            else:
-                others = present.sidecar.without(self._ours.key_id)
-                rest = None if others is None else others.to_bytes()
-            if rest is None:
+            if self._rest is None:
                 self._place.remove()
-            elif rest != present.data:
-                self._place.write(rest)
+            elif self._rest != self._written:
+                self._place.write(self._rest)
 
-    def _was_there_before(self) -> bool:
-        """Whether a run that was killed had added our key already."""
-        old = None if self._old is None else PresentSidecar.of(self._old).sidecar
-        return old is not None and any(key.key_id == self._ours.key_id for key in old.file_keys)
+    def _without_ours(self, old: PresentSidecar | None) -> bytes | None:
+        """Return a sidecar without our key, which a run that was killed may have added already."""
+        if old is None or old.data == self._ours:
+            return None
+        key_id = self._sidecar.key_id
+        if old.sidecar is None or all(key.key_id != key_id for key in old.sidecar.file_keys):
+            return old.data
+        rest = old.sidecar.without(key_id)
+        return None if rest is None else rest.to_bytes()
 
 
-def _with_room(sidecar: Sidecar, path: str) -> Sidecar:
-    try:
-        return Sidecar.from_bytes(sidecar.to_bytes())
-    except KeyMetadataError:
+def _with_room(sidecar: Sidecar, path: str) -> bytes:
+    data = sidecar.to_bytes()
+    if PresentSidecar.of(data).sidecar is None:
         message = "this sidecar has no room for another key: move it and its file away"
-        raise KeyMetadataError(message, file=path) from None
+        raise KeyMetadataError(message, file=path)
+    return data
 
 
 class LocalPlace(Place):
@@ -210,18 +208,29 @@ class LocalPlace(Place):
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
-    def change(self, change: Change) -> bool:
-        """Replace the sidecar, and lock both, so that no other run changes or removes the pair
-        until the context ends."""
+    def change(self, change: Change, old_keys: OldKeys) -> bool:
+        """Replace the sidecar, if it changes. Lock both, so that no other run changes or removes
+        the pair until the context ends. A new sidecar of a new file needs no lock: its key stays in
+        it, whoever changes it."""
         if is_stream(self.path):
-            self._write(change(None).to_bytes(), overwrite=True)
+            self._write(change(None), overwrite=True)
             return True
+        is_new_file = old_keys in (OldKeys.KEEP, OldKeys.REFUSE)
+        if is_new_file:
+            try:
+                self._write(change(None), overwrite=False)
+                return True
+            except FileExistsError:
+                if old_keys is OldKeys.REFUSE or not os.path.exists(self.path):
+                    raise
         while True:
             # Another try may need the locks of the one before.
             self._locks.close()
             self._locks.enter_context(locked(self.path))
             old = self.present()
-            data = change(old).to_bytes()
+            data = change(old)
+            if old is not None and old.data == data:
+                return False
             is_new = old is None and not os.path.islink(self.path)
             try:
                 self._write(data, overwrite=not is_new)
@@ -240,6 +249,41 @@ class LocalPlace(Place):
             # If there was none, the one that is there now is the key of another run's file.
             if is_there:
                 self.remove()
+
+
+class StoragePlace(Place):
+    """A sidecar in any storage, beside ``file``."""
+
+    def __init__(self, storage: Storage, file: str) -> None:
+        self.path = sidecar_path(file)
+        self.storage = storage
+
+    def read(self) -> bytes | None:
+        try:
+            return sidecar_bytes(self.storage, self.path)
+        except FileNotFoundError:
+            return None
+
+    def write(self, data: bytes) -> None:
+        self.storage.write(self.path, data)
+
+    def remove(self) -> None:
+        self.storage.remove(self.path)
+
+
+def place_beside(storage: Storage, file: str) -> Place:
+    """Return the place of the sidecar beside a file. Raises OSError."""
+    if storage.is_remote:
+        return StoragePlace(storage, file)
+    return LocalPlace(sidecar_path(file), file=os.stat(file))
+
+
+def sidecar_bytes(storage: Storage, path: str) -> bytes:
+    """Return the bytes of a sidecar. Raises OSError, KeyMetadataError if they are too many."""
+    data = storage.read(path, 0, MAX_SIDECAR_SIZE + 1)
+    if len(data) > MAX_SIDECAR_SIZE:
+        raise KeyMetadataError("this is not a sidecar: it is too large", file=path)
+    return data
 
 
 def publish_pair(

@@ -875,6 +875,11 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
         (4, "a: not an AGS1 file: it does not begin with 'AGS1': did you mean a.ags1?", "cat", "a"),
         (6, "gone: No such file or directory: did you mean gone.ags1?", "decrypt", "gone"),
         (5, "plain: this is not a sidecar", "key", "rewrap", "plain"),
+        (
+            6,
+            "gone: No such file or directory: did you mean gone.ags1.keys?",
+            *("key", "rewrap", "gone"),
+        ),
         (5, "a: not a sidecar: did you mean a.ags1.keys?", "key", "rewrap", "a"),
         (5, "short.keys: there is no such sidecar", "verify", "short"),
         (6, "nope: No such file or directory", "encrypt", "nope"),

@@ -238,7 +238,7 @@ class _Key:
 
 def _pieces(stream: Stream, path: Path) -> Iterator[Any]:
     """Yield the pieces of a job that cuts the file into its blocks."""
-    pieces = pytest.importorskip("ags1.files.storage.pieces")
+    pieces = pytest.importorskip("ags1.files.staging.pieces")
     size = len(stream.data)
     piece = pieces.Piece(0, str(path), str(path.with_suffix(".plain")), size, "", "wrapped")
     count = -(-(size - 8) // (MIB + 28))

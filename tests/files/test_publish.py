@@ -43,7 +43,9 @@ class Bucket(Place):
         data, key_metadata = ags1.encrypt(text)
         return data, Sidecar.seal(key_metadata, self.keychain._new_kek.get(), data[8:20])
 
-    def replacing(self, text: bytes, old_keys: OldKeys = OldKeys.RETIRE) -> tuple[Beside, Callable]:
+    def replacing(
+        self, text: bytes, old_keys: OldKeys = OldKeys.RETIRE
+    ) -> tuple[Beside, Callable[[], None]]:
         data, sidecar = self.sealed(text)
 
         def put() -> None:
@@ -145,7 +147,8 @@ def test_a_failed_run_takes_its_key_back_unless_the_file_may_have_its_name(
         assert (bucket.file, bucket.sidecar) == saved
 
 
-def test_a_key_is_taken_back_beside_those_of_other_runs(bucket: Bucket) -> None:
+def test_a_failed_run_leaves_a_sidecar_that_others_have_changed(bucket: Bucket) -> None:
+    """Nothing is locked in an object storage: what is written back could be without their key."""
     bucket.write_file(OLD)
     keys, _ = bucket.replacing(NEW)
     other = steps(*bucket.replacing(OTHER), lambda _: False)
@@ -156,7 +159,29 @@ def test_a_key_is_taken_back_beside_those_of_other_runs(bucket: Bucket) -> None:
 
     with pytest.raises(Failure):
         publish(keys, failing, lambda _: False)
-    assert (bucket.text(), bucket.key_count()) == (OTHER, 2)
+    assert (bucket.text(), bucket.key_count()) == (OTHER, 3)
+    assert next(other) == RETIRED
+    assert (bucket.text(), bucket.key_count()) == (OTHER, 1)
+
+
+def test_a_repeated_run_takes_back_the_key_that_a_killed_one_added(bucket: Bucket) -> None:
+    bucket.write_file(OLD)
+    before = bucket.sidecar
+    _, sidecar = bucket.sealed(NEW)
+    killed = steps(Beside(bucket, sidecar, OldKeys.RETIRE), fail, lambda _: False)
+    assert next(killed) == ADDED
+    assert bucket.key_count() == 2
+    with pytest.raises(Failure):
+        publish(Beside(bucket, sidecar, OldKeys.RETIRE), fail, lambda _: False)
+    assert (bucket.text(), bucket.key_count()) == (OLD, 1)
+    assert bucket.sidecar == before
+    bucket.sidecar = None
+    runs = [steps(Beside(bucket, sidecar, OldKeys.KEEP), fail, lambda _: False) for _ in range(2)]
+    assert [next(one) for one in runs] == [ADDED, ADDED]
+    assert bucket.key_count() == 1
+    with pytest.raises(Failure):
+        publish(Beside(bucket, sidecar, OldKeys.KEEP), fail, lambda _: False)
+    assert bucket.sidecar is None
 
 
 def test_what_becomes_of_keys_that_are_there(bucket: Bucket, tmp_path: Path) -> None:
@@ -190,3 +215,14 @@ def test_a_removal_leaves_the_key_of_a_file_that_came_meanwhile(bucket: Bucket) 
     assert bucket.text() == NEW
     bucket.remove_after(lambda: None)
     assert bucket.sidecar is None
+
+
+@pytest.mark.parametrize("old_keys", [OldKeys.KEEP, OldKeys.REFUSE])
+def test_a_new_sidecar_is_not_written_through_a_link(
+    bucket: Bucket, tmp_path: Path, old_keys: OldKeys
+) -> None:
+    (tmp_path / "x.keys").symlink_to(tmp_path / "elsewhere")
+    place = LocalPlace(str(tmp_path / "x.keys"), durable=False)
+    with pytest.raises(FileExistsError), place:
+        publish(Beside(place, bucket.sealed(NEW)[1], old_keys), fail, lambda _: False)
+    assert not (tmp_path / "elsewhere").exists()

@@ -155,7 +155,7 @@ class Journal:
             part: dict[str, Any] = json.loads(oneshot.decrypt(sealed, key_metadata))
             files: list[dict[str, Any]] = part["files"]
             for note in files:
-                encoded = base64.b64decode(note.pop("key-metadata"))
+                encoded = base64.b64decode(note.pop("key-metadata"), validate=True)
                 note["key-metadata"] = EncodedKeyMetadata(encoded)
         except _NOT_A_PART as error:
             if isinstance(error, KmsError) and not isinstance(error, KmsUnwrapError):

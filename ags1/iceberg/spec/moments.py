@@ -16,9 +16,9 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 _MAX_DIGITS = 9
 
 
-def moment(value: Moment, name: str) -> datetime:
-    """Return the point in time that ``value`` says: itself, an age (a ``timedelta``, or text such
-    as ``7d``, ``12h``, ``30m``) before now, or text in ISO 8601, in UTC if it has no offset.
+def moment(value: object, name: str) -> datetime:
+    """Return the point in time that a ``Moment`` says: itself, an age (a ``timedelta``, or text
+    such as ``7d``, ``12h``, ``30m``) before now, or text in ISO 8601, in UTC if it has no offset.
 
     ``name`` is the argument's. Raises TypeError for another type, and ArgumentError for other text
     and for ages that are negative or that lie before the year 1.
