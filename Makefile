@@ -130,4 +130,5 @@ wheel: native $(VENV)/.with-release
 -include tests/rare.mk
 
 clean:
-	rm -rf $(VENV) build dist jvm/target ags1/spark/jars *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist jvm/target ags1/spark/jars *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find ags1 -name '*.so' -delete

@@ -1,4 +1,4 @@
-"""Finds the libcrypto that ``ags1._gcm`` links, or builds one.
+"""Finds the libcrypto that ``ags1.engine._gcm`` links, or builds one.
 
 ``AGS1_OPENSSL`` says which:
 

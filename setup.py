@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import build_openssl
 
 MACOS = sys.platform == "darwin"
-LINKS_LIBCRYPTO = "ags1._gcm"
+LINKS_LIBCRYPTO = "ags1.engine._gcm"
 
 DIRECTIVES = {"language_level": 3, "binding": True, "boundscheck": False, "wraparound": False}
 DEBUG_DIRECTIVES = {"boundscheck": True, "linetrace": True}

@@ -4,23 +4,18 @@
 >>> ags1.decrypt(sealed, km)
 b'data'
 
-The modules of the format, from the users' functions down to libcrypto::
+Each room imports from the rooms below it::
 
-    oneshot: encrypt, decrypt    stream: open                       bulk: encrypt_file, decrypt_file
-       |                            |                                  |
-       |                         reader       writer                   |
-       |                            |            |                     |
-       |                         blocks          |                     |
-       |                            |            |                     |
-       |                         source        sink --> atomic <-------+
-       v                            v            v                     v
-    _messages, _columns          _stream (small reads and writes)   _pump (file to file)
-       |                            |            |                     |
-       +----------------------------+--- _gcm ---+---------------------+
+    cli                the command
+    spark              jobs and data sources for PySpark
+    files  iceberg     files with wrapped keys, for fsspec, pyarrow and jobs; tables
+    columns  keys      Avro and Arrow layouts; wrapped keys
+    kms                master keys
+    engine             the format: streams, whole files, messages
+    host               what the operating system offers
 
-All of them use ``layout`` (the format's arithmetic), ``geometry`` (which sizes to trust),
-``key_metadata``, ``errors`` and ``threads``. Above the format are ``kms`` (master keys), ``keys``
-(wrapped keys), ``iceberg`` (tables), ``spark`` and ``cli``.
+``errors``, ``hazmat``, ``layout``, ``arrow``, ``filesystem``, ``polars`` and ``duckdb`` are public
+names beside the rooms.
 
 A name is loaded when it is first used (PEP 562), so that a command starts quickly, and hears Ctrl-C
 from its first moment.
@@ -30,7 +25,21 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own takes a moment to import
 if TYPE_CHECKING:
-    from .bulk import decrypt_file, encrypt_file, verify_file
+    from .engine.bulk import decrypt_file, encrypt_file, verify_file
+    from .engine.key_metadata import KeyMetadata
+    from .engine.oneshot import (
+        Sealed,
+        decrypt,
+        decrypt_into,
+        decrypt_many,
+        encrypt,
+        encrypt_into,
+        encrypt_many,
+        new_buffer,
+    )
+    from .engine.reader import Reader
+    from .engine.stream import open
+    from .engine.writer import Writer
     from .errors import (
         Ags1Error,
         ArgumentError,
@@ -53,19 +62,6 @@ if TYPE_CHECKING:
         TruncatedError,
         UnsupportedTypeError,
     )
-    from .key_metadata import KeyMetadata
-    from .oneshot import (
-        Sealed,
-        decrypt,
-        decrypt_into,
-        decrypt_many,
-        encrypt,
-        encrypt_into,
-        encrypt_many,
-    )
-    from .reader import Reader
-    from .stream import open
-    from .writer import Writer
 
 __version__ = "0.2.0"
 
@@ -102,26 +98,28 @@ __all__ = [
     "encrypt_file",
     "encrypt_into",
     "encrypt_many",
+    "new_buffer",
     "open",
     "verify_file",
 ]
 
 # The module that has each name. Names that are not here are in ``errors``.
 _HOMES = {
-    "KeyMetadata": "key_metadata",
-    "Reader": "reader",
-    "Sealed": "oneshot",
-    "Writer": "writer",
-    "decrypt": "oneshot",
-    "decrypt_file": "bulk",
-    "decrypt_into": "oneshot",
-    "decrypt_many": "oneshot",
-    "encrypt": "oneshot",
-    "encrypt_file": "bulk",
-    "encrypt_into": "oneshot",
-    "encrypt_many": "oneshot",
-    "open": "stream",
-    "verify_file": "bulk",
+    "KeyMetadata": "engine.key_metadata",
+    "Reader": "engine.reader",
+    "Sealed": "engine.oneshot",
+    "Writer": "engine.writer",
+    "decrypt": "engine.oneshot",
+    "decrypt_file": "engine.bulk",
+    "decrypt_into": "engine.oneshot",
+    "decrypt_many": "engine.oneshot",
+    "encrypt": "engine.oneshot",
+    "encrypt_file": "engine.bulk",
+    "encrypt_into": "engine.oneshot",
+    "encrypt_many": "engine.oneshot",
+    "new_buffer": "engine.oneshot",
+    "open": "engine.stream",
+    "verify_file": "engine.bulk",
 }
 # Modules that are attributes of ``ags1`` without an import of their own.
 _MODULES = ("errors", "hazmat", "keys", "kms", "layout")

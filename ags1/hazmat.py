@@ -9,6 +9,6 @@ else was encrypted under the key. So the caller must
 - wrap the key before storing it.
 """
 
-from ._gcm import BlockCipher
+from .engine._gcm import BlockCipher
 
 __all__ = ["BlockCipher"]

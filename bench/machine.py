@@ -86,7 +86,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def _libcrypto() -> str:
-    from ags1 import _gcm
+    from ags1.engine import _gcm
 
     facts = _gcm.libcrypto()
     return f"{facts['version']} ({facts['source']})"

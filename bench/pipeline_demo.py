@@ -161,7 +161,7 @@ def encrypt() -> None:
 
 
 def kms() -> Any:
-    from ags1.spark.keys import KmsConfig
+    from ags1.files.keys import KmsConfig
 
     keyring = os.path.abspath("keyring.json")
     return KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})

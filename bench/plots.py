@@ -33,9 +33,11 @@ LIMIT_NAMES = (
 )
 BAR_HEIGHT = 0.27  # inches
 FRONT = "AES-256 seal"
-# In the README: who else encrypts in blocks that can be read alone, and what people know it as.
+# In the README: the same OpenSSL without files, who else encrypts in blocks that can be read alone,
+# and what people know them as.
 FRONT_NAMES = {
     ENGINE: "ags1",
+    PycaInto.name: "cryptography, bare AESGCM",
     IcebergJava.name: "Iceberg in Java (Spark)",
     TinkStreaming.name: "Tink streaming, Python",
     IcebergRust.name: "iceberg-rust",
@@ -85,7 +87,7 @@ def front_again(results: Path) -> Path:
 def _front(path: Path, rates: dict[str, float], caption: str) -> Path:
     """Draw a few bars that can be read where a page is 800 pixels wide, or a telephone."""
     plt = _pyplot()
-    figure, axis = plt.subplots(figsize=(7.6, 2.5))
+    figure, axis = plt.subplots(figsize=(7.6, 2.8))
     values = [rate / 1e9 for rate in rates.values()]
     axis.barh(range(len(rates)), values, color=[_colour(name) for name in rates], height=0.66)
     axis.set_yticks(range(len(rates)), [FRONT_NAMES[name] for name in rates], fontsize=14)

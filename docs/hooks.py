@@ -11,7 +11,7 @@ import logging
 import posixpath
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,13 @@ OUTSIDE = {
 }
 RESULTS = ("bench/results", "results")
 EXAMPLES = ("docs/examples", "tutorials")
-COMMANDS = "reference/commands.md"
+# The pages of the manual, and the group of commands that each has; "" for those in no group.
+COMMANDS = {
+    "reference/commands.md": "",
+    "reference/commands/key.md": "key",
+    "reference/commands/table.md": "table",
+    "reference/commands/spark.md": "spark",
+}
 FRONT = "index.md"
 # How much a page counts in the search: messages of errors are explained on one page, and the list
 # of changes has the words of all others.
@@ -84,7 +90,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if here == FRONT:
         page.meta["hide"] = ["navigation"]
     linked = _LINK.sub(partial(_linked, names, source, here), markdown)
-    return linked + "\n".join(manual(app, None, "ags1")) if here == COMMANDS else linked
+    if here not in COMMANDS:
+        return linked
+    # The first page has what is on no other.
+    others = {name for name in COMMANDS.values() if name}
+    group = COMMANDS[here]
+    top = click.Context(app, None, "ags1")
+    if not group:
+        return linked + "\n".join(manual(app, None, "ags1", others))
+    return linked + "\n".join(manual(app.commands[group], top, group, level=2))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
@@ -106,14 +120,21 @@ def as_page(program: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def manual(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
-    """Yield the Markdown about a command and those below it. Its help is plain text, not Markdown.
-    The exit statuses are the same for all commands, and left out."""
+def manual(
+    command: click.Command,
+    parent: click.Context | None,
+    name: str,
+    omitted: Collection[str] = (),
+    level: int = 2,
+) -> Iterator[str]:
+    """Yield the Markdown about a command and those below it, but for those that are ``omitted``.
+    Its help is plain text, not Markdown. The exit statuses are the same for all commands, and left
+    out."""
     context = click.Context(command, parent, name)
     usage, options = click.HelpFormatter(width=88), click.HelpFormatter(width=88)
     usage.write_usage(context.command_path, " ".join(command.collect_usage_pieces(context)), "")
     command.format_options(context, options)
-    yield f"\n{'##' if parent is None else '###'} {context.command_path}\n"
+    yield f"\n{'#' * level} {context.command_path}\n"
     yield _plain(usage.getvalue())
     for paragraph in textwrap.dedent(command.help or "").split("\n\n"):
         yield re.sub(r"([\\`*_<>[\]|#])", r"\\\1", " ".join(paragraph.split())) + "\n"
@@ -125,7 +146,8 @@ def manual(command: click.Command, parent: click.Context | None, name: str) -> I
         for below in command.list_commands(context):
             found = command.get_command(context, below)
             assert found is not None
-            yield from manual(found, context, below)
+            if below not in omitted:
+                yield from manual(found, context, below, level=3)
 
 
 def _plain(text: str) -> str:

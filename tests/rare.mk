@@ -1,5 +1,5 @@
 # Targets of the Makefile that take long or need much. A workflow runs most of them each week.
-.PHONY: fuzz forged mutants corpus cluster engines histories commits model connect bench-peers debug sanitize fips freethreaded aarch64
+.PHONY: fuzz forged filters mutants corpus cluster engines histories commits model connect bench-peers debug sanitize fips freethreaded aarch64
 
 # Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
 fuzz: dev $(VENV)/.with-fuzz
@@ -9,6 +9,10 @@ fuzz: dev $(VENV)/.with-fuzz
 # A million structures that no writer of Parquet makes, as we read them and as Arrow does.
 forged: native
 	AGS1_TEST_FORGED=$${AGS1_TEST_FORGED:-1000000} $(PYTEST) tests/iceberg/formats/test_parquet_ends.py
+
+# 1,200,000 filters over 2,000 histories of tables, against plain Python rows. An hour.
+filters: native
+	AGS1_TEST_FILTERS=$${AGS1_TEST_FILTERS:-1200000} $(PYTEST) tests/iceberg/read/test_filter_histories.py
 
 # Faults put into the code one by one, each of which a test has to notice.
 mutants: dev
@@ -39,7 +43,7 @@ histories: native jvm $(VENV)/.with-interop $(CLASSES)
 # Files and their sidecars in 20,000 drawn orders of the requests of several processes.
 model: export AGS1_TEST_MODEL ?= 20000
 model: dev
-	$(BIN)/python -m pytest tests/filesystem/test_model.py
+	$(BIN)/python -m pytest tests/files/fsspec/test_model.py
 
 # 10,000 commits of eight threads in each of four catalogs, 100 in each test: what was acknowledged is
 # there. An hour.
@@ -81,7 +85,7 @@ fips: dev
 	@prefix="$$($(BIN)/python tests/fips/build.py 2>build/$@/openssl.log)" \
 		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
 	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
-		$(PYTEST) $(TESTS) tests/format tests/keys
+		$(PYTEST) $(TESTS) tests/engine tests/keys
 
 # On CPython without the GIL, and on arm64 under qemu's user mode. Both need a Debian machine.
 freethreaded aarch64: native

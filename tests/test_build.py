@@ -190,7 +190,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def extensions(installed: Path) -> list[Path]:
-    found = sorted(installed.glob("lib/python*/site-packages/ags1/*.so"))
+    found = sorted(installed.glob("lib/python*/site-packages/ags1/**/*.so"))
     assert "_gcm" in {path.name.split(".")[0] for path in found}
     return found
 
@@ -252,7 +252,8 @@ def test_works_beside_pythons_own_ssl(installed: Path, code: str) -> None:
 def test_the_wheel_says_that_its_openssl_is_its_own(installed: Path) -> None:
     run_python(
         installed,
-        "from ags1 import _gcm\nassert _gcm.libcrypto()['source'] == 'vendored', _gcm.libcrypto()",
+        "from ags1.engine._gcm import libcrypto\n"
+        "assert libcrypto()['source'] == 'vendored', libcrypto()",
     )
 
 
@@ -264,7 +265,7 @@ def test_the_wheel_names_the_openssl_inside(installed: Path) -> None:
     (openssl,) = bill["components"]
     run_python(
         installed,
-        "from ags1 import _gcm\n"
+        "from ags1.engine import _gcm\n"
         f"assert _gcm.libcrypto()['version'].split()[1] == {openssl['version']!r}",
     )
 
@@ -273,7 +274,7 @@ def test_the_wheel_names_the_openssl_inside(installed: Path) -> None:
 def test_the_wheel_is_typed_and_holds_no_source(installed: Path) -> None:
     (package,) = installed.glob("lib/python*/site-packages/ags1")
     assert (package / "py.typed").is_file()
-    assert {path.stem for path in package.glob("*.pyi")} >= {"_gcm"}
+    assert {path.stem for path in package.rglob("*.pyi")} >= {"_gcm"}
     assert not [path for path in package.rglob("*") if path.suffix in {".pyx", ".pxd", ".c"}]
 
 

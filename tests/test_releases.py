@@ -75,10 +75,10 @@ def test_sidecars(release: Path, index: dict[str, Any], kms: LocalKms) -> None:
 def test_ledgers(release: Path, index: dict[str, Any], kms: LocalKms, tmp_path: Path) -> None:
     """A ledger is found by the places that its job had; its rows go into a new ledger, too."""
     pytest.importorskip("pyarrow")
+    from ags1.files.ledger import open_ledger
+    from ags1.files.ledger.copying import copy_rows
+    from ags1.files.ledger.lookup import LedgerSidecars
     from ags1.keys import Keychain
-    from ags1.spark.ledger import open_ledger
-    from ags1.spark.ledger.copying import copy_rows
-    from ags1.spark.ledger.lookup import LedgerSidecars
 
     keychain = Keychain(kms, index["master_key"])
     for made in index["ledgers"]:

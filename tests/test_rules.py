@@ -17,14 +17,14 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from rules import changed_metadata, rows
 
-from ags1._messages import seal
+from ags1.engine._messages import seal
+from ags1.engine.key_metadata import KeyMetadata
 from ags1.errors import Ags1Error
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.catalog import OpenedTable
 from ags1.iceberg.formats.parquet_modules import verify_parquet
 from ags1.iceberg.read.metadata import parse_metadata, read_metadata, table_key_id
 from ags1.iceberg.storage.trust import Trust
-from ags1.key_metadata import KeyMetadata
 from ags1.keys.envelope import KEY_TIMESTAMP, EncryptedKey, KeyEncryptionKey
 from ags1.keys.manager import EncryptionManager
 from ags1.kms import from_properties

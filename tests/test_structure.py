@@ -14,8 +14,8 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 LINES_OF_A_MODULE = 700
 NAMES_FOR_SPARK = 20
-# Tests of the modules in ags1/ itself, and of ags1 as a whole beside other implementations.
-OTHER_FOLDERS = {"format", "interop", "peers"}
+# Tests of ags1 as a whole beside other implementations.
+OTHER_FOLDERS = {"interop", "peers"}
 
 MODULES = sorted((ROOT / "ags1").rglob("*.py"))
 

@@ -35,7 +35,7 @@ def main() -> None:
     # Python would print a traceback of itself.
     if is_heard:
         signal.signal(signal.SIGINT, _interrupted)
-    from ..descriptors import write_standard_output_whole
+    from ..host.descriptors import write_standard_output_whole
     from .app import app
 
     write_standard_output_whole()

@@ -27,11 +27,14 @@ from .exits import (
     is_thread_limit,
     one_line,
 )
-from .files.commands import COMMANDS
-from .info import info
-from .keys.commands import key, keygen
-from .spark.commands import spark
-from .table.commands import table
+
+_MODULES = {
+    **dict.fromkeys(("encrypt", "decrypt", "cat", "verify", "inspect"), ".files.commands"),
+    **dict.fromkeys(("key", "keygen"), ".keys.commands"),
+    "info": ".info",
+    "spark": ".spark.commands",
+    "table": ".table.commands",
+}
 
 
 class App(Group):
@@ -146,6 +149,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> 
 @click.group(
     "ags1",
     cls=App,
+    modules=_MODULES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 88},
     epilog=EXIT_STATUS
     + """
@@ -222,7 +226,3 @@ def completion(shell: str) -> None:
     completer = script(app, {}, "ags1", "_AGS1_COMPLETE")
     # Not its source(): that runs the shell to see its version.
     console.print_line(completer.source_template % completer.source_vars())
-
-
-for _command in (*COMMANDS, keygen, info, key, spark, table):
-    app.add_command(_command)

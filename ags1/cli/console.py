@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import click
 
-from ..descriptors import STDOUT as STDOUT
-from ..descriptors import forget_output as forget_output
-from ..descriptors import open_stream
+from ..host.descriptors import STDOUT as STDOUT
+from ..host.descriptors import forget_output as forget_output
+from ..host.descriptors import open_stream
 from .exits import Exit, ReaderGoneError, one_line
 
 if TYPE_CHECKING:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 import errno
+import importlib
 import inspect
 import os
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -81,15 +84,32 @@ class Command(click.Command):
 
 class Group(click.Group):
     """A group of commands, whose help ends with the examples of its docstring. Without a command,
-    it prints its help and exits with ``Exit.USAGE``."""
+    it prints its help and exits with ``Exit.USAGE``. ``modules`` names the module of this package
+    that has a command. It is imported when the command is needed."""
 
     command_class = Command
 
     def __init__(
-        self, name: str | None, *, help: str | None = None, epilog: str = "", **more: Any
+        self,
+        name: str | None,
+        *,
+        help: str | None = None,
+        epilog: str = "",
+        modules: Mapping[str, str] = MappingProxyType({}),
+        **more: Any,
     ) -> None:
         text, examples = _help_and_examples(help)
         super().__init__(name, help=text, epilog=f"{epilog}\n{examples}", **more)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self._modules})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._modules and cmd_name not in self.commands:
+            module = importlib.import_module(self._modules[cmd_name], __package__)
+            self.add_command(getattr(module, cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:

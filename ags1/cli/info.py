@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from .. import __version__, cpu, layout
-from .._gcm import BlockCipher, libcrypto, random_bytes
+from .. import __version__
+from ..engine import layout
+from ..engine._gcm import BlockCipher, libcrypto, random_bytes
 from ..errors import KmsError
+from ..host import cpu
 from .console import Output, print_line
 from .exits import Command, Exit
 from .kms.options import KmsOptions
@@ -54,6 +57,7 @@ def about(speed_seconds: float) -> dict[str, Any]:
         "ags1": __version__,
         "python": platform.python_version(),
         "libcrypto": dict(libcrypto()),
+        "python_openssl": ssl.OPENSSL_VERSION,
         "cpu": {
             "model": cpu.model(),
             "machine": platform.machine(),
@@ -98,6 +102,7 @@ def as_text(facts: dict[str, Any]) -> str:
     lines = [
         ("ags1", f"{facts['ags1']}, Python {facts['python']}"),
         ("libcrypto", f"{library['version']}, {library['source']}"),
+        ("Python's", f"{facts['python_openssl']}, for HMACs, scrypt and TLS to a KMS"),
         ("FIPS", "provider active" if library["fips"] else "provider not active"),
         ("CPU", f"{processor['model']} ({processor['machine']}), {processor['usable']} usable"),
         ("AES", " ".join(processor["features"]) or "no instructions for it known"),

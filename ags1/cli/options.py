@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from ..descriptors import own_descriptor
+from ..host.descriptors import own_descriptor
 from .console import STREAM, Output
 from .exits import DeclinedError
 

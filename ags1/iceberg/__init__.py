@@ -8,7 +8,7 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 # First: it raises ArgumentError if PyIceberg's configuration file is broken.
 from .pyiceberg import configuration as configuration  # isort: skip
 
-from ..avro.variants import VariantType
+from ..columns.avro.variants import VariantType
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted

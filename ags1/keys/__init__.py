@@ -7,9 +7,8 @@ What wraps what, and the module for it::
         wraps key metadata of a manifest list: another entry            manager
         wraps key metadata of a single file:   an entry in FILE.keys    sidecar, keychain
 
-``manager`` has the keys of a table, and ``keychain`` those of a run over single files. ``pairs``
-gives a file and its sidecar their names. The functions take bytes, dicts and a KMS client. They
-know nothing of tables or the command line.
+``manager`` has the keys of a table, and ``keychain`` those of a run over single files. The
+functions take bytes, dicts and a KMS client. They know nothing of tables or the command line.
 """
 
 from .cache import KekCache

@@ -20,8 +20,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from ..host.process import Lock, OncePerProcess
 from ..kms.client import KmsClient
-from ..process import Lock, OncePerProcess
 from .envelope import EncryptedKey, KeyEncryptionKey
 
 LIFETIME_SECONDS = 3600.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import hmac
 import re
 import time
@@ -18,11 +19,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._buffers import wipe
-from .._gcm import process_number, random_bytes
-from .._key_metadata import EncodedKeyMetadata
-from .._messages import open as open_sealed
-from .._messages import seal
+from ..engine._buffers import wipe
+from ..engine._gcm import random_bytes
+from ..engine._key_metadata import EncodedKeyMetadata
+from ..engine._messages import open as open_sealed
+from ..engine._messages import seal
+from ..engine.key_metadata import KEY_SIZES, KeyMetadata
 from ..errors import (
     AuthenticationError,
     KeyMetadataError,
@@ -31,7 +33,8 @@ from ..errors import (
     KmsError,
     KmsUnwrapError,
 )
-from ..key_metadata import KEY_SIZES, KeyMetadata
+from ..host import strict_json
+from ..host._process import process_number
 from ..kms.client import GeneratedKey, KmsClient, own_name
 from ..kms.secret import Secret, discreet
 
@@ -323,10 +326,16 @@ def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
         return ()
     if not isinstance(entries, list):
         raise KeyMetadataError("'encryption-keys' is not a list")
-    keys = tuple(map(EncryptedKey.from_dict, entries))
+    keys = tuple(_parse_entry(strict_json.frozen(entry)) for entry in entries)
     if len({key.key_id for key in keys}) != len(keys):
         raise KeyMetadataError("'encryption-keys' has two entries with one key ID")
     return keys
+
+
+# An entry never changes, and each commit reads all of them again. They are kept by their content.
+@functools.lru_cache(maxsize=4096)
+def _parse_entry(entry: bytes) -> EncryptedKey:
+    return EncryptedKey.from_dict(strict_json.thawed(entry))
 
 
 def encryption_keys_to_dicts(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:

@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from .. import layout
+from ..engine import layout
+from ..engine.key_metadata import KeyMetadata
+from ..engine.source import open_source
+from ..engine.stream import open as open_stream
 from ..errors import (
     Ags1Error,
     AuthenticationError,
@@ -22,11 +25,8 @@ from ..errors import (
     NoKeyError,
     TruncatedError,
 )
-from ..key_metadata import KeyMetadata
+from ..host.process import OncePerProcess
 from ..kms.client import KmsClient, accepts_foreign_keys
-from ..process import OncePerProcess
-from ..source import open_source
-from ..stream import open as open_stream
 from .cache import KekCache
 from .envelope import EncryptedKey, KeyEncryptionKey, new_key_id
 from .sidecar import COPY_OF, START_SIZE, Sidecar, first_nonce, read_sidecar

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..engine.key_metadata import KEY_SIZES, KeyMetadata
 from ..errors import (
     Ags1Error,
     AuthenticationError,
@@ -27,9 +28,8 @@ from ..errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
-from ..key_metadata import KEY_SIZES, KeyMetadata
+from ..host.process import Lock, OncePerProcess
 from ..kms.client import KmsClient, accepts_foreign_keys, wraps_with_public_key
-from ..process import Lock, OncePerProcess
 from .cache import KekCache
 from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys
 

@@ -21,11 +21,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import layout, private_file, strict_json
-from ..atomic import AtomicFile
-from ..descriptors import is_stream, open_stream
+from ..engine import layout
+from ..engine.key_metadata import KeyMetadata
 from ..errors import Ags1Error, KeyMetadataError, KmsError, KmsUnavailableError
-from ..key_metadata import KeyMetadata
+from ..host import private_file, strict_json
+from ..host.atomic import AtomicFile
+from ..host.descriptors import is_stream, open_stream
 from .envelope import (
     EncryptedKey,
     KeyEncryptionKey,
@@ -68,19 +69,19 @@ class Sidecar:
         """Return the sidecar that holds ``km`` under ``kek``. ``nonce`` is that of the file's first
         block, if it is known (``first_nonce``)."""
         wrapped = kek.wrap_key_metadata(key_metadata, purpose=_PURPOSE)
-        if nonce is not None:
-            wrapped = replace(wrapped, properties={NONCE: nonce.hex()})
-        return cls((kek.entry, wrapped), wrapped.key_id)
+        return cls((kek.entry, wrapped), wrapped.key_id).with_nonce(nonce)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sidecar:
         """Parse a sidecar. Raises KeyMetadataError."""
+        if data and not data.lstrip().startswith(b"{"):
+            raise KeyMetadataError("this is not a sidecar: a sidecar is a JSON object")
         try:
             document = strict_json.parse(data)
         except ValueError as error:
             raise KeyMetadataError(f"the sidecar is damaged: it {error}") from None
-        if not isinstance(document, dict):
-            raise KeyMetadataError("the sidecar is damaged: it is not a JSON object")
+        if "encryption-keys" not in document:
+            raise KeyMetadataError("this is not a sidecar: it has no 'encryption-keys'")
         try:
             keys = parse_encryption_keys(document.get("encryption-keys"))
         except KeyMetadataError as error:
@@ -106,6 +107,15 @@ class Sidecar:
         known = {key.key_id for key in self.encryption_keys}
         more = tuple(key for key in other.encryption_keys if key.key_id not in known)
         return Sidecar(self.encryption_keys + more, self.key_id)
+
+    def with_nonce(self, nonce: bytes | None) -> Sidecar:
+        """Return this sidecar, with the file's key naming the file whose first nonce this is."""
+        if nonce is None:
+            return self
+        newest = self.file_keys[0]
+        return self.with_entries(
+            [replace(newest, properties={**newest.properties, NONCE: nonce.hex()})]
+        )
 
     def without(self, key_id: str) -> Sidecar | None:
         """Return this sidecar without a file's key, and without a KEK that no other key needs; None
@@ -243,9 +253,16 @@ def write_sidecar(
     """Write a sidecar, complete or not at all, or as a stream. It gets the permissions, the owner
     and the group of its ``file``, because it is of no use without the other. If no file is given,
     those of the sidecar that it replaces stay. Raises OSError."""
+    write_document(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable, file=file)
+
+
+def write_document(
+    path: str, data: bytes, *, overwrite: bool, durable: bool, file: os.stat_result | None
+) -> None:
+    """Write the bytes of a sidecar, as ``write_sidecar`` does."""
     if is_stream(path):
         with open_stream(path, overwrite=overwrite) as out:
-            out.write(sidecar.to_bytes())
+            out.write(data)
         return
     with AtomicFile(path, overwrite=overwrite, durable=durable, like=file) as out:
-        out.write(sidecar.to_bytes())
+        out.write(data)

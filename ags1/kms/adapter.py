@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import Ags1Error, KmsAccessDeniedError, KmsError, KmsUnavailableError
-from ..process import OncePerProcess
+from ..host.process import OncePerProcess
 from .client import GeneratedKey
 from .properties import Properties
 from .secret import discreet

@@ -16,7 +16,7 @@ from ..errors import (
     KmsError,
     KmsUnavailableError,
 )
-from ..process import OncePerProcess
+from ..host.process import OncePerProcess
 from .causes import cause_of
 from .properties import Properties
 from .secret import Secret, discreet

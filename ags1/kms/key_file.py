@@ -13,11 +13,11 @@ import os
 import re
 from collections.abc import Mapping
 
-from .._messages import open as open_sealed
-from .._messages import seal
+from ..engine._messages import open as open_sealed
+from ..engine._messages import seal
+from ..engine.key_metadata import KEY_SIZES
 from ..errors import AuthenticationError, KmsConfigurationError, KmsKeyNotFoundError, KmsUnwrapError
-from ..key_metadata import KEY_SIZES
-from ..process import OncePerProcess
+from ..host.process import OncePerProcess
 from .client import MadeOfProperties, WrapsOnly
 from .passphrase import ALLOW_READABLE, read_private
 from .secret import discreet

@@ -33,10 +33,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import private_file, strict_json
-from .._gcm import random_bytes
-from .._messages import open as open_sealed
-from .._messages import seal
+from ..engine._gcm import random_bytes
+from ..engine._messages import open as open_sealed
+from ..engine._messages import seal
 from ..errors import (
     AuthenticationError,
     KmsAccessDeniedError,
@@ -44,7 +43,8 @@ from ..errors import (
     KmsError,
     KmsKeyNotFoundError,
 )
-from ..process import Lock
+from ..host import private_file, strict_json
+from ..host.process import Lock
 from .passphrase import (
     Passphrase,
     Protection,

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import private_file
-from .._messages import open as open_sealed
-from .._messages import seal
+from ..engine._messages import open as open_sealed
+from ..engine._messages import seal
 from ..errors import AuthenticationError, KmsError, KmsKeyNotFoundError, KmsUnwrapError
-from ..process import OncePerProcess
+from ..host import private_file
+from ..host.process import OncePerProcess
 from .client import WrapsOnly
 from .keyring import Keyring, MasterKey, new_version, sealing
 from .passphrase import ALLOW_READABLE, checked, encoded, passphrase_source

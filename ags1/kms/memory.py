@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .._messages import open as open_sealed
-from .._messages import seal
+from ..engine._messages import open as open_sealed
+from ..engine._messages import seal
 from ..errors import AuthenticationError, KmsConfigurationError, KmsKeyNotFoundError, KmsUnwrapError
 from .client import MadeOfProperties, WrapsOnly
 from .properties import warn_user

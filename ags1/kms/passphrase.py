@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import private_file
-from .._gcm import random_bytes
-from ..descriptors import own_descriptor
+from ..engine._gcm import random_bytes
 from ..errors import KmsAccessDeniedError, KmsConfigurationError, KmsError
+from ..host import private_file
+from ..host.descriptors import own_descriptor
 from .secret import Secret, discreet
 
 # A property: whether secrets are accepted from files that others can read. It is for secrets that

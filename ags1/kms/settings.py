@@ -15,8 +15,8 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .. import private_file
 from ..errors import KmsAccessDeniedError, KmsConfigurationError
+from ..host import private_file
 from .passphrase import ALLOW_READABLE, check_owner, check_private, mode_remedy
 from .properties import Properties
 from .registry import KMS_IMPL, KMS_TYPE, built_in_type

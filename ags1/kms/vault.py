@@ -28,7 +28,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from ..process import Lock
+from ..host.process import Lock
 from . import endpoints
 from .causes import ENDED, cause_of
 from .client import GeneratedKey, ServiceClient

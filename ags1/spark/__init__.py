@@ -1,7 +1,7 @@
 """ags1 on Spark: jobs over many files and over whole tables, and two data sources.
 
 Executors run the same compiled code as one machine does. Only wrapped keys and the configuration of
-a KMS are sent to them (``keys``). Users import these names:
+a KMS are sent to them (``ags1.files.keys``). Users import these names:
 
     jobs             encrypt, decrypt, verify and rewrap any number of files
     tables           verify, migrate and rekey whole encrypted tables
@@ -10,18 +10,17 @@ a KMS are sent to them (``keys``). Users import these names:
     queries          ``read_table`` and ``count``, which this package also exports
     sql_session      ``session`` and ``configure``, exported too: Spark SQL on encrypted tables
 
-Tables are the work of ``ags1.iceberg.distributed``, the one package of ``ags1.iceberg`` that is
-imported here. Imports point down these floors only:
+Where files lie, and their ledger, are in ``ags1.files``. Tables are the work of
+``ags1.iceberg.distributed``, the one package of ``ags1.iceberg`` that is imported here. Imports
+point down these floors only:
 
     tables
     queries      sql_session
     datasource   iceberg_source   sql_catalog
                  table_access   a table that each process opens for itself
     jobs
-    storage      where files lie: mounted folders, S3, other file systems of fsspec
-    ledger       what became of each file, and its wrapped key: a folder, or objects
     known_options
-    options  keys  paths  splits  workers  planning_errors  registration  arrow_rows
+    options  splits  workers  planning_errors  registration  arrow_rows
     plugin       the jars for Spark SQL; ``jar`` is exported
 
 This package itself imports neither PySpark nor Arrow, until one of the functions is named that

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping
 
 from ..errors import KmsConfigurationError
+from ..files.keys import FileKeys, KmsConfig
 from ..kms import settings
 from ..kms.client import accepts_foreign_keys
 from ..kms.properties import Properties
 from ..kms.settings import Settings
-from .keys import FileKeys, KmsConfig
 
 INNER_FORMATS = ("text", "csv", "parquet", "avro")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -17,7 +17,7 @@ import sysconfig
 from pathlib import Path
 
 import build_openssl
-from ags1 import _gcm
+from ags1.engine import _gcm
 from bench.material import Material
 from bench.storage import cache_folder
 

@@ -80,7 +80,7 @@ class DataFile:
 
     def read(self, threads: int = 1) -> list[Any]:
         """Into Arrow's batches."""
-        from ags1.avro.files import read_avro
+        from ags1.columns.avro.files import read_avro
 
         with self.source() as source:
             return list(read_avro(source, self._schema, threads=threads))

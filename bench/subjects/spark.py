@@ -34,7 +34,7 @@ from bench.settings import Settings
 from bench.storage import scratch_folder
 
 if TYPE_CHECKING:
-    from ags1.spark.keys import KmsConfig
+    from ags1.files.keys import KmsConfig
 
 SUBJECT = "spark"
 NEEDED = ("numpy", "pyarrow", "pyiceberg", "pyspark", "sqlalchemy")
@@ -322,7 +322,7 @@ class JavaTestKms:
 
 
 def _kms(folder: Path) -> KmsConfig:
-    from ags1.spark.keys import KmsConfig
+    from ags1.files.keys import KmsConfig
 
     return KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(folder / _KEYRING)})
 
@@ -614,8 +614,8 @@ def _overheads(folder: Path, session: Session, rounds: int) -> Iterator[Contest]
 
 def _keys(folder: Path, ledgers: Iterable[Path]) -> dict[str, ags1.KeyMetadata]:
     """The keys of the encrypted files that ledgers know, by their paths."""
-    from ags1.spark.keys import FileKeys
-    from ags1.spark.ledger import ENCRYPT, open_ledger
+    from ags1.files.keys import FileKeys
+    from ags1.files.ledger import ENCRYPT, open_ledger
 
     keys = FileKeys.for_opening(_kms(folder))
     found = {}

@@ -11,9 +11,9 @@ import click
 import pytest
 from conftest import RunPython
 
-from ags1 import private_file
 from ags1.cli.kms.master_keys import layer_of_options
 from ags1.errors import KmsAccessDeniedError, KmsConfigurationError
+from ags1.host import private_file
 from ags1.keys import read_sidecar
 from ags1.kms import create_key
 from ags1.kms.settings import (
@@ -481,6 +481,8 @@ def test_a_secret_among_the_options_is_warned_of(home: Path) -> None:
         (b"catalog:\n  a:\n    uri: s3cr3t\n    uri: b\n", ", line 4: Duplicate key 'uri'"),
         (b"catalog:\n  a\n    uri: x\n", ", line 3: "),
         (b"catalog\n", ": it is not a mapping"),
+        (b"catalog:\n  a: s3cr3t\n", ": Configuration path catalogs.a needs to be an object"),
+        (b"catalog:\n  - a\n", ": Catalog configurations needs to be an object: a"),
         (b"\xff\xfe", ": it is not UTF-8"),
     ],
 )
@@ -490,13 +492,14 @@ def test_a_broken_configuration_of_pyiceberg_is_named(
     monkeypatch.setenv("PYICEBERG_HOME", str(home))
     path = home / ".pyiceberg.yaml"
     path.write_bytes(text)
-    done = run_python("import ags1.iceberg", check=False)
+    done = run_python("from ags1.iceberg import load_catalog; load_catalog('a')", check=False)
     told = done.stderr.splitlines()[-1]
     assert told.startswith(
         f"ags1.errors.ArgumentError: PyIceberg's configuration file {path}{line}"
     )
     assert "s3cr3t" not in done.stderr
-    command = "import sys; sys.argv[1:] = ['table', 'list']; from ags1.cli import main; main()"
+    arguments = ["table", "list", "--catalog", "a"]
+    command = f"import sys; sys.argv[1:] = {arguments}; from ags1.cli import main; main()"
     done = run_python(command, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"{path}{line}" in done.stderr

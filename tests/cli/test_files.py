@@ -17,6 +17,7 @@ import re
 import resource
 import select
 import signal
+import ssl
 import stat
 import subprocess
 import sys
@@ -32,16 +33,17 @@ from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
 
 import ags1
-from ags1 import cpu
 from ags1.cli.app import app
 from ags1.cli.console import Output
 from ags1.cli.exits import EXIT_STATUS, Exit
 from ags1.cli.files.encrypting import EncryptingOptions, encrypt
 from ags1.cli.files.sources import Job
 from ags1.cli.report import Report
+from ags1.engine.writer import Writer
+from ags1.files.sidecars import OldKeys
+from ags1.host import cpu
 from ags1.keys import Keychain, Sidecar, keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
-from ags1.writer import Writer
 
 BLOCK = 1 << 20
 # With blocks this small, a GiB takes half a minute: the room for a larger file may not be there.
@@ -372,7 +374,7 @@ def test_an_orphan_sidecar_outlives_a_failure(home: Path, monkeypatch: pytest.Mo
         Path(target).write_bytes(file)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
 
-    monkeypatch.setattr("ags1.keys.pairs.publish", another_run_is_first)
+    monkeypatch.setattr("ags1.files.sidecars.give_name", another_run_is_first)
     assert "exists already" in fail(6, "encrypt", "a", "--skip-existing")
     assert (home / "a.ags1.keys").read_bytes() == before
     assert names(home) == ["a", "a.ags1", "a.ags1.keys"]
@@ -854,6 +856,7 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
     (home / "empty").touch()
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
+    succeed("encrypt", "a", "-o", "gone.ags1")
     keys = ["--sidecar", "a.ags1.keys"]
     cases: list[tuple[Any, ...]] = [
         (4, "plain: not an AGS1 file", "verify", "plain", *keys),
@@ -869,6 +872,15 @@ def test_bad_input_is_one_line_that_names_it(home: Path) -> None:
         (4, "plain: not an AGS1 file", "cat", "plain"),
         (4, "plain: not an AGS1 file", "decrypt", "plain"),
         (4, "plain: not an AGS1 file", "decrypt", "plain", "-o", "x"),
+        (4, "a: not an AGS1 file: it does not begin with 'AGS1': did you mean a.ags1?", "cat", "a"),
+        (6, "gone: No such file or directory: did you mean gone.ags1?", "decrypt", "gone"),
+        (5, "plain: this is not a sidecar", "key", "rewrap", "plain"),
+        (
+            6,
+            "gone: No such file or directory: did you mean gone.ags1.keys?",
+            *("key", "rewrap", "gone"),
+        ),
+        (5, "a: not a sidecar: did you mean a.ags1.keys?", "key", "rewrap", "a"),
         (5, "short.keys: there is no such sidecar", "verify", "short"),
         (6, "nope: No such file or directory", "encrypt", "nope"),
         (6, "nope: No such file or directory", "cat", "nope"),
@@ -1024,7 +1036,7 @@ def test_a_changed_sidecar_does_not_open(home: Path) -> None:
     of_version_7 = base64.b64encode(kek[:4] + b"\7" + kek[5:]).decode()
     for text, code, message in [
         ("", 5, "not JSON"),
-        ("null", 5, "not a JSON object"),
+        ("null", 5, "is a JSON object"),
         (with_entry(0, **{"encrypted-key-metadata": "%"}), 5, "not base64"),
         (with_entry(0, **{"encrypted-key-metadata": of_no_format}), 5, "damaged"),
         (with_entry(0, **{"encrypted-key-metadata": of_version_7}), 5, "has no version 7"),
@@ -1161,7 +1173,7 @@ def test_a_temporary_file_that_stays_is_said(home: Path, monkeypatch: pytest.Mon
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
     flip(home / "a.ags1", 20)
-    monkeypatch.setattr("ags1.atomic._NAMELESS", None)
+    monkeypatch.setattr("ags1.host.atomic._NAMELESS", None)
 
     def refused(path: str) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
@@ -1214,6 +1226,7 @@ def test_info_tells_what_runs() -> None:
     assert facts["keyring"]["exists"]
     text = succeed("info", "--seconds", "0").stdout
     assert facts["libcrypto"]["version"] in text
+    assert ssl.OPENSSL_VERSION in text
     assert "speed" not in text
     assert "warning" not in text
 
@@ -1485,10 +1498,10 @@ def job(home: Path) -> Job:
     return Job(str(home / "src"), str(home / "out" / "f"), str(home / "out" / "f.keys"), 0)
 
 
-def do(home: Path, *, overwrite: bool, takes_orphans: bool = False) -> None:
+def do(home: Path, old_keys: OldKeys) -> None:
     keychain = Keychain(LocalKms(), "default")
     keychain.prepare()
-    how = EncryptingOptions(BLOCK, 1, True, overwrite, lambda done, total: None, takes_orphans)
+    how = EncryptingOptions(BLOCK, 1, True, old_keys, lambda done, total: None)
     encrypt(job(home), keychain, how)
 
 
@@ -1508,7 +1521,7 @@ def before(home: Path, request: pytest.FixtureRequest) -> str:
     (home / "out").mkdir()
     (home / "src").write_bytes(OLD)
     if state != "fresh":
-        do(home, overwrite=False)
+        do(home, OldKeys.REFUSE)
     if state == "without sidecar":
         (home / "out" / "f.keys").unlink()
     if state == "damaged sidecar":
@@ -1563,7 +1576,7 @@ AFTER = [False, pytest.param(True, marks=pytest.mark.slow)]
 @pytest.mark.slow_variants(r"(damaged|without|only) sidecar-False")
 @pytest.mark.parametrize("after", AFTER)
 def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool) -> None:
-    overwrite = before != "fresh"
+    old_keys = OldKeys.REFUSE if before == "fresh" else OldKeys.RETIRE
     saved = {name: (home / "out" / name).read_bytes() for name in names(home / "out")}
     opens_before = before in ("fresh", "replaced", "only sidecar")
     seen = set()
@@ -1572,7 +1585,7 @@ def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool
         child = os.fork()
         if child == 0:
             at_step(number, after=after, act=functools.partial(os._exit, 9))
-            do(home, overwrite=overwrite)
+            do(home, old_keys)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file = home / "out" / "f"
@@ -1581,7 +1594,7 @@ def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool
         if code == 0:
             break
         # And the next attempt is not in the way of the crash's remains.
-        do(home, overwrite=True)
+        do(home, OldKeys.RETIRE)
         assert content(home) == NEW
     else:
         pytest.fail("it never came to an end")
@@ -1593,13 +1606,13 @@ def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_failure_leaves_the_old_pair_or_nothing(home: Path, before: str, after: bool) -> None:
-    overwrite = before != "fresh"
+    old_keys = OldKeys.REFUSE if before == "fresh" else OldKeys.RETIRE
     saved = {name: (home / "out" / name).read_bytes() for name in names(home / "out")}
     for number in range(1, 100):
         reset(home, saved)
         patch = at_step(number, after=after, act=interrupt)
         try:
-            do(home, overwrite=overwrite)
+            do(home, old_keys)
         except Interrupted:
             finished = False
         else:
@@ -1622,7 +1635,7 @@ def test_a_failure_leaves_the_old_pair_or_nothing(home: Path, before: str, after
 def test_an_orphan_sidecar_is_taken_up_after_any_crash(home: Path, after: bool) -> None:
     (home / "out").mkdir()
     (home / "src").write_bytes(OLD)
-    do(home, overwrite=False)
+    do(home, OldKeys.REFUSE)
     (home / "out" / "f").rename(home / "moved")
     (home / "src").write_bytes(NEW)
     saved = {"f.keys": (home / "out" / "f.keys").read_bytes()}
@@ -1632,12 +1645,12 @@ def test_an_orphan_sidecar_is_taken_up_after_any_crash(home: Path, after: bool) 
         child = os.fork()
         if child == 0:
             at_step(number, after=after, act=functools.partial(os._exit, 9))
-            do(home, overwrite=False, takes_orphans=True)
+            do(home, OldKeys.KEEP)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         seen.add(content(home))
         if content(home) is None:
-            do(home, overwrite=False, takes_orphans=True)
+            do(home, OldKeys.KEEP)
         assert content(home) == NEW
         km = Keychain(LocalKms(), "").open(str(home / "out" / "f.keys"), str(home / "moved"))
         with ags1.open(home / "moved", "rb", km) as file:

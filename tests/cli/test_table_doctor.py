@@ -16,7 +16,7 @@ import pytest
 from exposing import rewrite_manifests_as_java_1_11
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 
-from ags1.cli.app import app
+from ags1.cli.table.commands import table as table_commands
 from ags1.iceberg import EncryptedTable, verify_table
 from ags1.kms import create_key
 
@@ -219,7 +219,7 @@ def test_commands_have_the_options_of_the_doctor_and_no_secrets(filled: Encrypte
     result = run("table", "doctor", where)
     assert f"    {command}\n" in result.stdout
     _, *words = shlex.split(command)
-    app.commands["table"].commands["erase"].make_context("erase", words[2:])  # type: ignore[attr-defined]
+    table_commands.commands["erase"].make_context("erase", words[2:])
 
 
 def test_branches_are_named(filled: EncryptedTable) -> None:

@@ -15,6 +15,7 @@ import pty
 import re
 import resource
 import select
+import shlex
 import signal
 import subprocess
 import termios
@@ -560,6 +561,7 @@ def test_delete_tells_what_it_did_and_would_do(filled: EncryptedTable) -> None:
     assert ids() == [1, 2]
     # Its older vector is part of the new one, and not counted twice.
     assert facts("delete", "db.t", "id = 2")["deleted_rows"] == 1
+    assert "delete, 3 rows, 2 of them deleted\n" in succeed("info", "db.t")
     assert succeed("delete", "db.t", "id = 77") == "db.t: 0 rows deleted\n"
     assert facts("delete", "db.t", "id = 1")["dropped_files"] == 1
     assert ids() == []
@@ -928,8 +930,22 @@ def test_migrate() -> None:
     before = stored()
     fail(2, "migrate", "db.t")  # --key has to be said
     assert "not encrypted" in fail(7, "append", "db.t", "a.parquet")
+    # Without a KMS, that comes first.
+    for code, arguments in (
+        (7, ["verify", "db.t"]),
+        (7, ["compact", "db.t"]),
+        (5, ["migrate", "db.t", "--key", "default"]),
+    ):
+        said = fail(code, *arguments, "--keyring", "none.json")
+        assert said.startswith("ags1: db.t: the table is not encrypted"), said
+    assert "does not exist" in fail(2, "verify", "db.x", "--keyring", "none.json")
     would = facts("migrate", "db.t", "--key", "default", "--dry-run")
     assert (would["files"], would["rows"]) == (2, 6)
+    history = [one.snapshot_id for one in load_plain_catalog("prod").load_table("db.t").history()]
+    assert would["dropped_snapshots"] == history
+    said = succeed("migrate", "db.t", "--key", "default", "--dry-run")
+    assert "2 earlier snapshots removed" in said
+    assert said.endswith("\nto encrypt it: ags1 table migrate db.t --catalog=prod --key=default\n")
     assert stored() == before
     done = facts("migrate", "db.t", "--key", "default", "--data-key-length", "32")
     assert (done["files"], done["rows"], done["plaintext_deleted"]) == (2, 6, 0)
@@ -940,9 +956,13 @@ def test_migrate() -> None:
     assert load().files.keys.data_key_length == 32
     assert ids() == [1, 1, 2, 2, 3, 3]
     # What is left can be deleted by another call.
-    assert "6 unencrypted files left" in succeed("migrate", "db.t", "--key", "default")
+    said = succeed("migrate", "db.t", "--key", "default")
+    assert "6 unencrypted files left" in said
     assert set(before) & set(stored())
-    done = facts("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
+    # The last line is the command that does it.
+    command = shlex.split(said.splitlines()[-1].partition(": ")[2])
+    assert command[:3] == ["ags1", "table", "migrate"]
+    done = facts(*command[2:], "--yes")
     assert (done["plaintext_deleted"], done["plaintext_left"]) == (6, [])
     assert done["metadata_deleted"] == 3
     assert not [path for path in before if path in stored() and "metadata.json" not in str(path)]
@@ -953,7 +973,7 @@ def test_migrate_and_delete_what_was_in_the_clear() -> None:
     before = set(stored())
     done = succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
     deleted = "6 unencrypted files deleted, 3 earlier metadata files deleted"
-    assert f"6 rows encrypted, {deleted}\nreaders need the KMS" in done
+    assert f"time travel with them, {deleted}\nreaders need the KMS" in done
     assert done.endswith("    encryption.kms-type: local\n    encryption.require-encrypted: true\n")
     assert not before & set(stored())
     for path in stored():

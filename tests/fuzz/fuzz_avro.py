@@ -9,8 +9,8 @@ import harness
 from fuzz_avro_rows import SHAPES
 
 with harness.instrumented():
-    from ags1.avro.container import CODECS
-    from ags1.avro.files import AvroFile
+    from ags1.columns.avro.container import CODECS
+    from ags1.columns.avro.files import AvroFile
     from ags1.errors import FormatError, TruncatedError
 
 SYNC = bytes(range(16))

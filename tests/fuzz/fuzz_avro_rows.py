@@ -25,7 +25,7 @@ with harness.instrumented():
         UUIDType,
     )
 
-    from ags1.avro.projection import Projection
+    from ags1.columns.avro.projection import Projection
     from ags1.errors import FormatError
 
 

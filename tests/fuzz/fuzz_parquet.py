@@ -4,7 +4,7 @@ import harness
 
 with harness.instrumented():
     import ags1
-    from ags1._gcm import Checksum
+    from ags1.engine._gcm import Checksum
     from ags1.errors import Ags1Error
     from ags1.iceberg.formats import thrift
     from ags1.iceberg.formats.parquet_modules import verify_parquet

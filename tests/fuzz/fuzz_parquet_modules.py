@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 with harness.instrumented():
     import ags1
-    from ags1._gcm import Checksum
+    from ags1.engine._gcm import Checksum
     from ags1.errors import Ags1Error
     from ags1.iceberg.formats.parquet_modules import check_end, verify_parquet
     from ags1.iceberg.formats.parquet_transcription import read_contents

@@ -41,7 +41,7 @@ from rest_catalog import Rest
 
 import ags1
 from ags1 import Ags1Error, UnsupportedTypeError
-from ags1.avro.variants import VariantType
+from ags1.columns.avro.variants import VariantType
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.spec.column_types import OpaqueType, parse_schema
 

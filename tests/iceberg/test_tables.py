@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import date, datetime, time, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -881,6 +881,34 @@ def test_pyiceberg_s_expiry_is_committed_by_our_rules(table: EncryptedTable) -> 
     table.transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
     with pytest.raises(ValidationException, match=r"gc\.enabled"):
         table.maintenance.expire_snapshots().by_id(third).commit()
+
+
+def test_ages_of_snapshots_are_given_as_the_command_takes_them(table: EncryptedTable) -> None:
+    for number in range(3):
+        table.append(rows(number))
+    old = [snapshot.snapshot_id for snapshot in table.snapshots()][:2]
+    moment = datetime.now(timezone.utc) + timedelta(seconds=1)
+    for age in ("0s", timedelta(0), moment, moment.isoformat(), f"{moment:%Y-%m-%dT%H:%M:%S.%fZ}"):
+        assert list(table.expire_snapshots(age, dry_run=True).snapshot_ids) == old
+        # PyIceberg's builder takes a datetime alone.
+        builder = table.maintenance.expire_snapshots().older_than(age)
+        assert sorted(builder.chosen) == sorted(old)
+    for age in ("7d", timedelta(days=7), moment - timedelta(days=7)):
+        assert table.expire_snapshots(age, dry_run=True).snapshot_ids == ()
+        assert table.remove_orphan_files(age, dry_run=True).orphan_file_locations == ()
+        table.erase_deleted_rows(remove_orphans=True, orphans_older_than=age, dry_run=True)
+    for wrong, error in ((7, TypeError), (date(2026, 1, 1), TypeError), ("7x", ValueError),
+                         ("-7d", ValueError), (timedelta(-7), ValueError)):  # fmt: skip
+        for call, name in (
+            (lambda age: table.expire_snapshots(age), "older_than"),
+            (lambda age: table.remove_orphan_files(age), "older_than"),
+            (lambda age: table.erase_deleted_rows(remove_orphans=True, orphans_older_than=age),
+             "orphans_older_than"),
+            (lambda age: table.maintenance.expire_snapshots().older_than(age), "dt"),
+        ):  # fmt: skip
+            with pytest.raises(error, match=name):
+                call(wrong)
+    assert len(table.snapshots()) == 3
 
 
 def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:

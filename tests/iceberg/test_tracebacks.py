@@ -24,13 +24,13 @@ from leaks import kek_bytes, keys_of_table, variables_with
 
 import ags1
 from ags1 import KeyMetadata
+from ags1.files.keys import FileKeys, KmsConfig
+from ags1.files.ledger import open_ledger
+from ags1.files.ledger.rows import encrypted_row
 from ags1.iceberg import load_catalog, verify_table
 from ags1.iceberg.storage import output
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
-from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import open_ledger
-from ags1.spark.ledger.rows import encrypted_row
 
 FORMATS = ("parquet", "avro")
 ROWS = pa.table({"a": pa.array(range(10)), "b": ["x"] * 10})

@@ -18,7 +18,7 @@ from typing import Any
 from data_files import all_fields
 from pyiceberg.catalog import load_catalog
 
-from ags1._key_metadata import EncodedKeyMetadata
+from ags1.engine._key_metadata import EncodedKeyMetadata
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.read.records import DELETED, ManifestEntry, read_entries
 from ags1.kms import KmsClient

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError
-from ags1._messages import open as open_sealed
-from ags1._messages import seal
+from ags1.engine._messages import open as open_sealed
+from ags1.engine._messages import seal
 from ags1.iceberg.distributed import sealed
 from ags1.iceberg.distributed.sealed import JobKey, unwrap_key
 from ags1.iceberg.operations import journal
@@ -344,7 +344,7 @@ def test_a_sidecar_of_two_files_lists_its_own_key_first() -> None:
 def test_a_damaged_sidecar_is_rejected_by_name(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.ags1.keys"
     path.write_bytes(data)
-    with pytest.raises(KeyMetadataError, match="sidecar is damaged") as caught:
+    with pytest.raises(KeyMetadataError, match=r"sidecar is damaged|not a sidecar: ") as caught:
         read_sidecar(str(path))
     assert caught.value.file == str(path)
 

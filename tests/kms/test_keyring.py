@@ -29,8 +29,6 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from kms_contract import KmsContract, everything_said, spellings
 
-from ags1 import private_file
-from ags1.atomic import AtomicFile
 from ags1.errors import (
     KmsAccessDeniedError,
     KmsConfigurationError,
@@ -38,6 +36,8 @@ from ags1.errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
+from ags1.host import private_file
+from ags1.host.atomic import AtomicFile
 from ags1.kms import KmsClient, LocalKms, create_key, default_keyring_path
 from ags1.kms import from_properties as kms_from_properties
 from ags1.kms import keyring as keyring_module
@@ -401,7 +401,7 @@ def unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ags1.atomic.os.fsync", refuse)
+    monkeypatch.setattr("ags1.host.atomic.os.fsync", refuse)
 
 
 DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -1413,7 +1413,7 @@ def test_an_end_before_the_new_keyring_has_its_name_leaves_the_old_one(
     statement, exit_code = ENDS[end]
     script = f"""
 import os, signal, sys
-from ags1 import atomic
+from ags1.host import atomic
 from ags1.kms import LocalKms, local, passphrase as module
 path, passphrase = sys.argv[1], {PASSPHRASE!r}
 module._SCRYPT_N = 1024
@@ -1448,7 +1448,7 @@ def test_a_child_forked_meanwhile_does_not_keep_the_lock(
     run_python(
         """
 import os, signal, sys, threading
-from ags1 import private_file
+from ags1.host import private_file
 from ags1.kms import LocalKms
 
 write, children = private_file.write, []

@@ -49,7 +49,7 @@ class Interpreter:
     pytest: list[str] = field(default_factory=list)
     parallel: str = ""  # which tests also run in several threads at once
     without: frozenset[str] = frozenset()  # packages that there are not for it
-    tests: tuple[str, ...] = ("tests/format",)  # by default
+    tests: tuple[str, ...] = ("tests/engine",)  # by default
 
 
 def _tags(version: str, abi: str, *platforms: str) -> list[str]:
@@ -111,7 +111,7 @@ def aarch64() -> Interpreter:
         [f"--numprocesses={build_openssl.cpu_count()}"],
         # Emulated, the others take hours. These have the C code, forks and the vectors.
         tests=tuple(
-            f"tests/format/test_{name}.py"
+            f"tests/engine/test_{name}.py"
             for name in ("key_use", "gcm", "layout", "key_metadata", "vectors")
         ),
     )

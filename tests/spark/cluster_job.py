@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyspark import __version__ as pyspark_version
 from pyspark.sql import SparkSession
 
+from ags1.files.keys import KmsConfig
 from ags1.iceberg import load_catalog
 from ags1.spark import datasource, iceberg_source, jobs, tables
-from ags1.spark.keys import KmsConfig
 
 LINES = [f"line {number}" for number in range(1000)]
 

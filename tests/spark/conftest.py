@@ -5,6 +5,7 @@ The settings are those that Spark needs on one machine with no network but 127.0
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import OF_CONNECT
 
+from ags1.files.keys import KmsConfig
+from ags1.files.ledger import Ledger, open_ledger
 from ags1.kms import LocalKms
 from ags1.spark.jobs import publishing
-from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import Ledger, open_ledger
 
 _CONF = {
     "spark.driver.memory": "1g",
@@ -204,18 +205,11 @@ def catalog(options: dict[str, str]) -> Iterator[Any]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def real_s3() -> Iterator[dict[str, str]]:
-    """The environment in which the AWS SDKs talk to a real S3 server with the bucket 'bucket'."""
-    from go_server import have_go
-    from s3_server import s3_server
-
-    if not have_go():
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no Go to build MinIO with", pytrace=False)
-        pytest.skip("there is no Go to build MinIO with")
-    with s3_server() as environment:
-        yield environment
+def nonce_in(row: Any) -> str:
+    """Return the first nonce of the file whose key a ledger's row has, as the row says it."""
+    document = json.loads(row.key_metadata)
+    [key] = [key for key in document["encryption-keys"] if key["key-id"] == document["key-id"]]
+    return str(key["properties"]["ags1.nonce"])
 
 
 class LedgerPlace(NamedTuple):

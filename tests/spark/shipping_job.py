@@ -21,9 +21,9 @@ from typing import Any
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
+from ags1.files.keys import KmsConfig
 from ags1.spark import datasource, jobs
 from ags1.spark.jobs import planning
-from ags1.spark.keys import KmsConfig
 
 EXECUTORS = 2
 
@@ -73,7 +73,7 @@ def this_executor(_: Iterable[int]) -> Iterator[dict[str, Any]]:
     import pyarrow
 
     import ags1
-    from ags1 import _gcm
+    from ags1.engine import _gcm
 
     time.sleep(0.2)  # so that no executor takes all tasks
     alone = [os.path.realpath(sys.executable), "-c", "import ags1"]

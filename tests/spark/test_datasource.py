@@ -28,12 +28,12 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from ags1.files.keys import FileKeys, KmsConfig
+from ags1.files.ledger import DONE, ENCRYPT, Row, open_ledger
 from ags1.spark import datasource
 from ags1.spark.datasource.encrypted_files import Listed, Part, list_files, open_part, plan
 from ags1.spark.datasource.lines import whole_lines
 from ags1.spark.datasource.reader import FilesReader
-from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, Row, open_ledger
 
 pytestmark = pytest.mark.spark
 

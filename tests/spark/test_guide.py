@@ -23,8 +23,7 @@ PAGES = PROJECT / "docs" / "spark"
 # In the order in which a reader follows them.
 GUIDE = [
     PROJECT / "ags1" / "spark" / "README.md",
-    *(PAGES / f"{name}.md" for name in ("jobs", "ledger", "files", "tables", "sizing")),
-    *(PAGES / f"{name}.md" for name in ("storages", "java", "cluster")),
+    *(PAGES / f"{name}.md" for name in ("jobs", "ledger", "files", "tables", "cluster")),
 ]
 
 pytestmark = pytest.mark.skipif(not PAGES.exists(), reason="the guide is not beside the package")

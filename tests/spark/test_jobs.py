@@ -27,8 +27,17 @@ from conftest import python_environment
 import ags1
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
+from ags1.engine.key_metadata import KeyMetadata
 from ags1.errors import KmsUnavailableError, KmsUnwrapError
-from ags1.key_metadata import KeyMetadata
+from ags1.files.keys import FileKeys, KmsConfig, as_text
+from ags1.files.ledger import ENCRYPT, Ledger, Row, open_ledger
+from ags1.files.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
+from ags1.files.staging import local as local_storage
+from ags1.files.staging import local_files, marks
+from ags1.files.staging.local import LOCAL, LocalSource, LocalStorage
+from ags1.files.staging.pieces import Item, Piece, target_size
+from ags1.files.staging.places import find
+from ags1.files.staging.protocol import Attempt, Staging
 from ags1.keys import Keychain, Sidecar
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
@@ -37,14 +46,8 @@ from ags1.spark.jobs import group, planning, sessions, waves, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
-from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger
-from ags1.spark.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
-from ags1.spark.storage import local as local_storage
-from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
-from ags1.spark.storage.pieces import Item, Piece, target_size
-from ags1.spark.storage.places import find
-from ags1.spark.storage.protocol import Attempt, Staging
+
+from .conftest import nonce_in
 
 MIB = 1 << 20
 
@@ -119,6 +122,7 @@ class Folders:
         for name, km in opened.items():
             sealed = (self.target / (name + ".ags1")).read_bytes()
             assert ags1.decrypt(sealed, km) == (self.source / name).read_bytes()
+            assert nonce_in(self.done()[name]) == sealed[8:20].hex()
         used = [
             keys.unwrap(row.key_metadata).encryption_key for row in self.rows() if row.key_metadata
         ]
@@ -178,7 +182,7 @@ def test_a_tree_comes_back(folders: Folders) -> None:
 def test_names_are_synced_in_each_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them may be of another file system."""
     synced: set[str] = set()
-    monkeypatch.setattr(LocalStorage, "sync_names", lambda _, paths: synced.update(paths))
+    monkeypatch.setattr(local_files, "sync_names", synced.update)
     folders.write(a=1, b_c=1)
     folders.encrypt(durable=True)
     assert synced == {str(folders.target), str(folders.target / "b")}
@@ -635,7 +639,7 @@ class Cut:
         km = KeyMetadata.generate(32).with_file_length(target_size(item, seals=True))
         self.staging = Staging("ab", str(root / "out"), True, False)
         (root / "out").mkdir()
-        LOCAL.mark("ab", str(root / "out"), durable=False)
+        marks.leave(LOCAL, "ab", str(root / "out"), durable=False)
         self.whole = planning.whole(item)._replace(
             shared=LOCAL.stage(self.staging, [item], {0})[0],  # type: ignore[arg-type]
             wrapped=as_text(self.keys.wrap(km)),
@@ -781,9 +785,9 @@ _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.spark.storage import local as local_storage
+from ags1.files.staging import local as local_storage
 from ags1.spark.jobs import planning
-from ags1.spark.keys import KmsConfig
+from ags1.files.keys import KmsConfig
 
 source, target, ledger, keyring, wanted = sys.argv[1:]
 planning.MIN_TASK_COST = 2 << 20
@@ -849,7 +853,7 @@ def test_a_folder_that_is_not_mounted_yet(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # between name and ledger
-        patch.setattr(LocalStorage, "sync_names", lambda self, paths: interrupt(""))
+        patch.setattr(local_files, "sync_names", lambda paths: interrupt(""))
         with pytest.raises(KeyboardInterrupt):
             folders.encrypt(durable=True)
     folders.target.rename(folders.source.parent / "volume")

@@ -12,11 +12,11 @@ import pytest
 from hdfs_server import hdfs_server
 
 import ags1
+from ags1.files.keys import FileKeys, KmsConfig
+from ags1.files.ledger import ENCRYPT, open_ledger
+from ags1.files.staging import places as storages
 from ags1.spark import jobs
 from ags1.spark.jobs.publishing import settle_pending
-from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import ENCRYPT, open_ledger
-from ags1.spark.storage import places as storages
 
 pytest.importorskip("requests")
 
@@ -117,7 +117,7 @@ import os, signal, sys
 from fsspec.implementations.webhdfs import WebHDFS
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.spark.keys import KmsConfig
+from ags1.files.keys import KmsConfig
 
 root, ledger, keyring = sys.argv[1:]
 builder = SparkSession.builder.master("local[1]")

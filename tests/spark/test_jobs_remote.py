@@ -18,6 +18,13 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import ags1
+from ags1.files.keys import FileKeys, KmsConfig
+from ags1.files.ledger import DONE, ENCRYPT, Ledger, Row, open_ledger
+from ags1.files.staging import places as storages
+from ags1.files.staging import s3 as s3_storage
+from ags1.files.staging.pieces import Item, Piece
+from ags1.files.staging.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
+from ags1.files.staging.s3 import S3Storage
 from ags1.keys import Sidecar
 from ags1.spark import jobs
 from ags1.spark.jobs import planning, waves
@@ -25,15 +32,8 @@ from ags1.spark.jobs.group import JobGroup
 from ags1.spark.jobs.publishing import clear_again, published, settle_pending
 from ags1.spark.jobs.running import JobOptions
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
-from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row, open_ledger
-from ags1.spark.storage import places as storages
-from ags1.spark.storage import s3 as s3_storage
-from ags1.spark.storage.pieces import Item, Piece
-from ags1.spark.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
-from ags1.spark.storage.s3 import S3Storage
 
-from .conftest import set_for_workers
+from .conftest import nonce_in, set_for_workers
 
 MIB = 1 << 20
 BUCKET = "bucket"
@@ -182,6 +182,7 @@ class Places:
         for name, row in rows.items():
             data = sealed[name + ".ags1"]
             assert ags1.decrypt(data, keys.unwrap(row.key_metadata or "")) == plain[name]
+            assert nonce_in(row) == data[8:20].hex()
             assert row.target_size == len(data)
             if has_sidecars:
                 found = Sidecar.from_bytes(sidecars.pop(name + ".ags1.keys"))
@@ -429,7 +430,7 @@ class TestGoingOn:
     def test_many_targets_are_looked_at_by_a_listing(
         self, places: Places, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ags1.spark.storage.remote._FEW", 1)
+        monkeypatch.setattr("ags1.files.staging.remote._FEW", 1)
         plain = places.write("s3", "in", a=10, b_c=20, d=30)
         where = places.url("s3", "in"), places.url("s3", "sealed")
         places.encrypt(*where)
@@ -707,8 +708,8 @@ import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
 from ags1.spark.jobs import planning
-from ags1.spark.storage import s3 as s3_storage
-from ags1.spark.keys import KmsConfig
+from ags1.files.staging import s3 as s3_storage
+from ags1.files.keys import KmsConfig
 
 ledger, keyring, method, wanted = sys.argv[1:]
 planning.MIN_TASK_COST = 8 << 20

@@ -15,13 +15,13 @@ import pytest
 from leaks import found_in, kek_bytes, keys_of_table, master_key
 
 import ags1
+from ags1.files.keys import FileKeys, KmsConfig
+from ags1.files.ledger import ENCRYPT, open_ledger
 from ags1.iceberg import load_catalog
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.envelope import KeyEncryptionKey
 from ags1.keys.sidecar import Sidecar
 from ags1.kms import LocalKms
-from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import ENCRYPT, open_ledger
 
 pytestmark = pytest.mark.spark
 

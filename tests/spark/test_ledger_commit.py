@@ -21,17 +21,17 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import ags1
-from ags1.atomic import publish
+from ags1.files.ledger import DONE, ENCRYPT, FAILED, Row, open_ledger
+from ags1.files.staging.local import LocalSource
+from ags1.files.staging.places import find
+from ags1.host.atomic import publish
 from ags1.spark import datasource
 from ags1.spark.datasource import Ags1DataSource, staging
 from ags1.spark.datasource.ledger_commit import ledger_rows, take_back
 from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.datasource.writer import FilesWriter, WrittenFile
 from ags1.spark.jobs.publishing import settle_pending
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, Row, open_ledger
 from ags1.spark.options import sealing_keys as options_sealing_keys
-from ags1.spark.storage.local import LocalSource
-from ags1.spark.storage.places import find
 from tests.aws_server import aws_server, dummy_environment
 
 pytestmark = pytest.mark.spark
@@ -68,7 +68,7 @@ class KilledWriter(FilesWriter):
                 one_by_one(*args, **named)
                 die()
 
-            patch.setattr("ags1.spark.storage.local.publish", publish_one)
+            patch.setattr("ags1.files.staging.local.publish", publish_one)
         else:
             assert point == "after the commit"
             super().commit(messages)
@@ -322,7 +322,7 @@ def test_files_of_a_commit_that_fails_are_taken_back(
     writer.abort(messages)
 
     writer, messages = written(given, folder, "b", "c")
-    monkeypatch.setattr("ags1.spark.storage.local_files.sync_file_system", _raise)
+    monkeypatch.setattr("ags1.files.staging.local_files.sync_file_system", _raise)
     with pytest.raises(OSError, match="sync"):
         writer.commit(messages)
     assert len(list(folder.glob("*.ags1"))) == 3

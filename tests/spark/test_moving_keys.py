@@ -11,8 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 import ags1
-from ags1 import oneshot
 from ags1.cli.app import app
+from ags1.engine import oneshot
+from ags1.files.keys import FileKeys, KmsConfig, as_text
+from ags1.files.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger, segments
+from ags1.files.ledger.copying import copy_rows
+from ags1.files.staging import marks
+from ags1.files.staging.local import LOCAL
 from ags1.keys import Keychain
 from ags1.keys.keychain import FILE_KEY_SIZE
 from ags1.keys.sidecar import Sidecar, read_sidecar, sidecar_path
@@ -21,10 +26,6 @@ from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.publishing import clear, published, settle_pending
 from ags1.spark.jobs.selection import Selection
 from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
-from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger, segments
-from ags1.spark.ledger.copying import copy_rows
-from ags1.spark.storage.local import LOCAL
 
 from .conftest import LedgerPlace
 from .test_ledger import JOB, _Killed, _Kills, row, staged
@@ -225,7 +226,7 @@ class TestAsTheJobGoes:
         """Do what a job does: a wave of the files whose content the ledger has not."""
         self.jobs += 1
         job_id = f"{self.jobs:012x}"
-        LOCAL.mark(job_id, str(self.folder), durable=False)
+        marks.leave(LOCAL, job_id, str(self.folder), durable=False)
         ledger.begin(job_id, str(self.folder), sidecars=True)
         done = ledger.done(ENCRYPT)
         rows = []
@@ -354,7 +355,7 @@ class TestCompactingAFolder:
 
     def test_rows_and_numbers_stay(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = self.fill(tmp_path, 10)
-        monkeypatch.setattr("ags1.spark.ledger.ledger.MERGED_ROWS", 4)
+        monkeypatch.setattr("ags1.files.ledger.ledger.MERGED_ROWS", 4)
         with open_ledger(str(tmp_path), writing=True) as ledger:
             held = ledger.prepare([row(tmp_path / "held")])
             fill(ledger, [row(tmp_path / "later")])

@@ -27,7 +27,7 @@ from ..options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...key_metadata import KeyMetadata
+    from ...engine.key_metadata import KeyMetadata
     from ..report import Report
     from .decrypting import Opened, Reading
     from .sources import Job, Plan
@@ -140,7 +140,8 @@ def encrypt(
       tar c docs | ags1 encrypt - -o docs.tar.ags1
       pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
     """
-    from ...layout import plaintext_size
+    from ...engine.layout import plaintext_size
+    from ...files.sidecars import OldKeys
     from ..kms.master_keys import encrypting_keychain
     from .encrypting import EncryptingOptions
     from .encrypting import encrypt as encrypt_file
@@ -158,15 +159,17 @@ def encrypt(
         return for_each(plan, lambda *_: None, out, "encrypted", verbose=verbose)
     keychain, master_key_id = encrypting_keychain(kms, key)
     keychain.prepare()
+    old_keys = OldKeys.KEEP if skip_existing else OldKeys.REFUSE
+    if force:
+        old_keys = OldKeys.RETIRE
 
     def work(job: Job, report: Report) -> None:
         options = EncryptingOptions(
             block_size,
             threads,
             durable=not no_fsync,
-            overwrite=force,
+            old_keys=old_keys,
             progress=report.progress,
-            takes_orphans=skip_existing,
         )
         try:
             key_metadata, written = encrypt_file(job, keychain, options)
@@ -396,6 +399,3 @@ def _refuse_json_beside_data(out: Output, sources: Paths, output: str | None) ->
     if out.as_json and (output == STREAM or (output is None and STREAM in sources)):
         message = "--json and the data cannot both go to standard output: give -o FILE"
         raise click.UsageError(message)
-
-
-COMMANDS = (encrypt, decrypt, cat, verify, inspect)

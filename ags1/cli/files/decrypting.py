@@ -13,9 +13,9 @@ No byte leaves this module before its block is verified. What is on the disk aft
     ==================================  =====================  ==================================
 
 If a run fails or is killed before step 3, nothing is left of the new file. Where there are no files
-without a name (see ``ags1.atomic``), it is ``.ags1-*.tmp`` beside FILE. That stays after a kill,
-with plaintext in it; nobody can read it who could not read FILE. If a run is interrupted in step 3,
-FILE is removed again, unless it has replaced an older file (``--force``).
+without a name (see ``ags1.host.atomic``), it is ``.ags1-*.tmp`` beside FILE. That stays after a
+kill, with plaintext in it; nobody can read it who could not read FILE. If a run is interrupted in
+step 3, FILE is removed again, unless it has replaced an older file (``--force``).
 
 Standard output, pipes and devices get each verified block at once. That cannot be taken back: the
 exit status tells whether the output is complete.
@@ -28,16 +28,16 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ...atomic import AtomicFile
-from ...bulk import copy_through, decrypt_file, verify_file
-from ...cpu import usable_cpus
+from ...engine.bulk import copy_through, decrypt_file, verify_file
+from ...engine.key_metadata import KeyMetadata
+from ...engine.reader import Reader
+from ...engine.stream import open as open_stream
 from ...errors import Ags1Error, KeyMetadataError, NoKeyError
-from ...key_metadata import KeyMetadata
+from ...host.atomic import AtomicFile
+from ...host.cpu import usable_cpus
+from ...host.regular_file import RegularFile, regular_file
 from ...keys import Keychain
 from ...keys.sidecar import MOST_TRIES, START_SIZE
-from ...reader import Reader
-from ...source import RegularFile, regular_file
-from ...stream import open as open_stream
 from ..console import STREAM, BinaryOutput, binary_input
 from .sources import Job, refuse_other_files
 

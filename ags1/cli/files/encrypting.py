@@ -1,6 +1,6 @@
 """Encrypting one file: the file and its sidecar appear together, or neither does.
 
-``ags1.keys.pairs`` has what is on the disk after each step, and what opens it.
+``ags1.files.publish`` has what is on the disk after each step, and what opens it.
 
 A stream (standard output, a pipe, a device) cannot be taken back, and its reader sees its end only
 when we close it. So the sidecar is written when all but the last bytes are sent:
@@ -27,18 +27,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ... import layout
-from ...atomic import StagedFile
-from ...bulk import encrypt_opened
-from ...cpu import usable_cpus
-from ...descriptors import is_stream
-from ...key_metadata import KeyMetadata
-from ...keys import Keychain, Sidecar, write_sidecar
+from ...engine import layout
+from ...engine.bulk import encrypt_opened
+from ...engine.key_metadata import KeyMetadata
+from ...engine.stream import open as open_stream
+from ...engine.writer import Writer
+from ...files.publish import publish
+from ...files.sidecars import Beside, LocalPlace, OldKeys, check_link, publish_pair
+from ...host.atomic import StagedFile, already_exists
+from ...host.cpu import usable_cpus
+from ...host.descriptors import is_stream
+from ...host.regular_file import regular_file
+from ...keys import Keychain, Sidecar
 from ...keys.keychain import FILE_KEY_SIZE
-from ...keys.pairs import already_exists, check_link, present_sidecar, publish_pair, take_back
-from ...source import regular_file
-from ...stream import open as open_stream
-from ...writer import Writer
 from ..console import STREAM, BinaryOutput, binary_input
 from .sources import Job
 
@@ -47,16 +48,18 @@ _CHUNK_SIZE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class EncryptingOptions:
-    """How to encrypt. ``threads`` is None for one thread per CPU that we may use. With
-    ``takes_orphans``, the new file's key is added to a sidecar that has no file. It excludes
-    ``overwrite``."""
+    """How to encrypt. ``threads`` is None for one thread per CPU that we may use. ``old_keys``: the
+    file may replace another one (``RETIRE``), or may take a sidecar that has none (``KEEP``)."""
 
     block_size: int
     threads: int | None
     durable: bool
-    overwrite: bool
+    old_keys: OldKeys
     progress: Callable[[int, int], None]
-    takes_orphans: bool = False
+
+    @property
+    def overwrite(self) -> bool:
+        return self.old_keys is OldKeys.RETIRE
 
 
 def encrypt(
@@ -68,18 +71,13 @@ def encrypt(
         return _encrypt_to_output(job.target, job, keychain, options)
     # A link is followed, as open() does; the temporary file belongs beside what it points to.
     target = os.path.realpath(job.target)
-    _check_targets(job, overwrite=options.overwrite, takes_orphans=options.takes_orphans)
+    _check_targets(job, options.old_keys)
     staged, key_metadata = _staged(job.target, job, options)
     try:
         sidecar = keychain.seal(key_metadata, staged.temporary)
+        durable = options.durable
         publish_pair(
-            staged.temporary,
-            target,
-            sidecar,
-            job.sidecar,
-            overwrite=options.overwrite,
-            durable=options.durable,
-            takes_orphans=options.takes_orphans,
+            staged.temporary, target, sidecar, job.sidecar, options.old_keys, durable=durable
         )
     finally:
         staged.discard()
@@ -123,7 +121,8 @@ def _encrypt_to_output(
     bytes, so that whoever stores the output never has a whole file without its key."""
     if not options.overwrite and os.path.lexists(job.sidecar) and not is_stream(job.sidecar):
         raise already_exists(job.sidecar)
-    old = present_sidecar(job.sidecar)
+    place = LocalPlace(job.sidecar, durable=options.durable)
+    place.read()
     key_metadata = KeyMetadata.generate(FILE_KEY_SIZE)
     threads = options.threads or usable_cpus()
     with _pipe_source(job) as chunks:
@@ -133,7 +132,7 @@ def _encrypt_to_output(
             output, "wb", key_metadata, block_size=options.block_size, threads=threads
         )
         # If anything fails, leaving the context makes the stream unreadable.
-        with writer:
+        with writer, place:
             held_back = b""
             size = 0
             for chunk in chunks:
@@ -145,22 +144,20 @@ def _encrypt_to_output(
                 layout.encrypted_size(size, options.block_size)
             )
             sidecar = keychain.seal(key_metadata)
-            try:
-                write_sidecar(
-                    job.sidecar, sidecar, overwrite=options.overwrite, durable=options.durable
-                )
+
+            def put() -> None:
                 writer.write(held_back)
                 writer.close()
-            except BaseException:
-                # Ctrl-C may come when the last bytes are sent already: then they need the sidecar.
-                writer.abort()
-                if not _is_complete(writer):
-                    take_back(job.sidecar, sidecar, old)
-                raise
+
+            old_keys = OldKeys.DROP if options.overwrite else OldKeys.REFUSE
+            publish(Beside(place, sidecar, old_keys), put, lambda _: _is_sent(writer))
     return key_metadata, sidecar
 
 
-def _is_complete(writer: Writer) -> bool:
+def _is_sent(writer: Writer) -> bool:
+    """Whether a writer that has failed has sent the last bytes all the same, before Ctrl-C. Then
+    they need the sidecar."""
+    writer.abort()
     try:
         writer.key_metadata  # noqa: B018
     except ValueError:
@@ -190,12 +187,13 @@ def _pipe_source(job: Job) -> Iterator[Iterator[bytes]]:
         yield iter(read, b"")
 
 
-def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
+def _check_targets(job: Job, old_keys: OldKeys) -> None:
     """Refuse before the work what publishing would refuse after it. Raises OSError."""
     assert job.target is not None
-    if overwrite:
+    if old_keys is OldKeys.RETIRE:
         check_link(job.target, job.sidecar)
-    may_be_there = job.sidecar if takes_orphans and not os.path.lexists(job.target) else None
+    keeps = old_keys is OldKeys.KEEP and not os.path.lexists(job.target)
+    may_be_there = job.sidecar if keeps else None
     for path in (job.target, job.sidecar):
         if is_stream(path):
             continue
@@ -208,14 +206,14 @@ def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if path == may_be_there:
-            present = present_sidecar(path)
+            present = LocalPlace(path).present()
             if present is None or present.sidecar is None:
                 raise already_exists(path)
             continue
-        if not overwrite:
+        if old_keys is not OldKeys.RETIRE:
             raise already_exists(path)
         if path == job.sidecar:
-            present_sidecar(path)
+            LocalPlace(path).read()
         if not job.is_pipe and os.path.samefile(job.source, path):
             message = f"{job.source} and this are the same file: give another -o"
             raise OSError(errno.EINVAL, message, path)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
-from ... import layout
+from ...engine import layout
 from ...errors import KeyMetadataError, TruncatedError
 from ...keys import Sidecar
 from ...keys.keychain import find_sidecar

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import click
 
-from ... import layout
-from ...atomic import is_temporary
-from ...descriptors import is_stream
+from ...engine import layout
 from ...errors import FormatError, KeyMetadataError
+from ...host.atomic import is_temporary
+from ...host.descriptors import is_stream
 from ...keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_beside
 from ...keys.sidecar import SUFFIX as SIDECAR_SUFFIX
 from ...kms.keyring import LOCK_SUFFIX, is_keyring
@@ -182,6 +182,11 @@ def plan_rewrapping(sources: Paths) -> Plan:
         if _is_no_sidecar(file.path) is not None and _is_encrypted_or_sidecar(file.path):
             beside = sidecar_beside(file.path)
             raise click.UsageError(f"{file.path} is an encrypted file: name its sidecar, {beside}")
+        hint = _did_you_mean(sidecar_beside(file.path + SUFFIX))
+        if file.is_named and hint and not is_sidecar(file.path):
+            error = KeyMetadataError(f"not a sidecar{hint}", file=file.path)
+            plan.problems.append((file.path, error))
+            continue
         plan.jobs.append(Job(file.path, None, file.path, file.size))
     return plan
 
@@ -193,7 +198,13 @@ def refuse_other_files(path: str) -> None:
             encrypted = path.removesuffix(SIDECAR_SUFFIX)
             hint = "" if encrypted == path else f": name {encrypted}"
             raise FormatError(f"this is a sidecar, not an encrypted file{hint}", file=path)
-        raise FormatError("not an AGS1 file: it does not begin with 'AGS1'", file=path)
+        message = f"not an AGS1 file: it does not begin with 'AGS1'{_did_you_mean(path + SUFFIX)}"
+        raise FormatError(message, file=path)
+
+
+def _did_you_mean(path: str) -> str:
+    """Return the end of a message about another file, which is empty if there is no ``path``."""
+    return f": did you mean {path}?" if os.path.isfile(path) else ""
 
 
 def make_folder(folder: str, source_folder: str) -> None:
@@ -227,6 +238,9 @@ def _find(
         try:
             status = os.stat(source)
         except OSError as problem:
+            if isinstance(problem, FileNotFoundError) and passed_over in _ENDINGS:
+                hint = _did_you_mean(source + _ENDINGS[passed_over])
+                problem.strerror = f"{problem.strerror}{hint}"
             plan.problems.append((source, problem))
             continue
         if not stat.S_ISDIR(status.st_mode):
@@ -360,6 +374,10 @@ def _lacks_suffix(path: str) -> str | None:
 
 def _is_no_sidecar(path: str) -> str | None:
     return None if path.endswith(SUFFIX + SIDECAR_SUFFIX) else ""
+
+
+# What commands that look for these files would have found behind the name that they were given.
+_ENDINGS = {_lacks_suffix: SUFFIX, _is_no_sidecar: SUFFIX + SIDECAR_SUFFIX}
 
 
 def _check(plan: Plan, sources: Paths, output: str | None, sidecar: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console import Output, print_line
+from ..console import Output, counted, print_line
 from ..exits import Command, Group
 from ..kms import options
 from ..kms.options import KmsOptions, NewMasterKey
@@ -76,7 +76,8 @@ def key() -> None:
 @options.kms
 @json_output
 def list_(kms: KmsOptions, out: Output) -> None:
-    """List the master keys of a keyring: name, algorithm, current version.
+    """List the master keys of a keyring: name, algorithm, the version that wraps, and how many
+    older versions still unwrap. 'ags1 inspect' says which version has wrapped a file's key.
 
     Examples:
       ags1 key list
@@ -87,7 +88,9 @@ def list_(kms: KmsOptions, out: Output) -> None:
     for info in keyring(keyring_settings(kms, "list")).list_keys():
         facts = asdict(info)
         del facts["versions"]
-        out.result(facts, f"{info.key_id}  {info.algorithm}  version {info.current_version}")
+        older = f", and {counted(len(info.versions) - 1, 'older one')}" if info.versions[1:] else ""
+        line = f"{info.key_id}  {info.algorithm}  version {info.current_version}{older}"
+        out.result(facts, line)
 
 
 @key.command()
@@ -221,7 +224,7 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> None:
     "--add-key",
     metavar="NAME",
     help="Wrap under this master key too. The keys that wrap now stay, and each of them opens the "
-    "files. --to-kms says which KMS has it, if it is another one.",
+    "files. --to-kms or --to-keyring says where it is, if it is elsewhere.",
 )
 @flag("--dry-run", help="Do everything, but write no sidecar.")
 @no_fsync
@@ -255,6 +258,7 @@ def rewrap(
       ags1 key rewrap sealed                     newest version of each one's key
       ags1 key rewrap sealed --to-key new        another key of the same KMS
       ags1 key rewrap sealed --add-key escrow    one more key that opens the files
+      ags1 key rewrap sealed --add-key team --to-keyring team.json
       ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
       ags1 key rewrap sealed --kms aws --key $OLD --to-key $NEW --dry-run
     """

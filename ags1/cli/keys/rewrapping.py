@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import AuthenticationError, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ...files.sidecars import locked
 from ...keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, write_sidecar
 from ...keys.cache import KekCache
 from ...keys.keychain import find_sidecar
-from ...keys.pairs import locked
 from ...kms import KmsClient
 from ...kms.client import newest_version, wrapped_version
 

@@ -110,10 +110,11 @@ def target_of(target: NewMasterKey) -> Settings | None:
     kms = target.kms
     if kms is None:
         return None
-    if layer_of_options(kms.kms_type, kms.kms_properties, None).kind is None:
+    if layer_of_options(kms.kms_type, kms.kms_properties, kms.keyring).kind is None:
         raise click.UsageError("--to-kms-property needs --to-kms")
     if target.to_key is None:
-        raise click.UsageError("--to-kms needs --to-key")
+        name = "--to-kms" if kms.keyring is None else "--to-keyring"
+        raise click.UsageError(f"{name} needs --to-key")
     return settings_of(kms)
 
 

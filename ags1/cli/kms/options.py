@@ -22,19 +22,19 @@ class KmsOptions:
 
 @dataclass(frozen=True, slots=True)
 class NewMasterKey:
-    """What ``--to-key``, ``--to-kms`` and ``--to-kms-property`` say: the master key to wrap under,
-    and its KMS if that is another one."""
+    """What ``--to-key``, ``--to-keyring``, ``--to-kms`` and ``--to-kms-property`` say: the master
+    key to wrap under, and its KMS if that is another one."""
 
     to_key: str | None = None
     to_kms: str | None = None
     to_kms_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    to_keyring: str | None = None
 
     @property
     def kms(self) -> KmsOptions | None:
         """The other KMS, None for the one that the keys are under already."""
-        if self.to_kms is None and not self.to_kms_properties:
-            return None
-        return KmsOptions(self.to_kms, self.to_kms_properties)
+        other = KmsOptions(self.to_kms, self.to_kms_properties, self.to_keyring)
+        return None if other == KmsOptions() else other
 
 
 class _KmsType(click.ParamType):  # type: ignore[type-arg]
@@ -128,6 +128,13 @@ _TARGET = (
         multiple=True,
         metavar="NAME=VALUE",
         help="A property of that KMS; may be repeated.",
+    ),
+    click.option(
+        "--to-keyring",
+        type=PATH,
+        metavar="FILE",
+        help="The keyring of that key, if it is in another one. The same as --to-kms local with "
+        "the keyring.",
     ),
 )
 

@@ -53,7 +53,7 @@ class _LedgerOptions:
     def opening(self) -> dict[str, Any]:
         """Return the arguments by which Spark's jobs open the ledger. Raises before Spark starts
         what would fail in each of them: OSError, click.UsageError, KmsError."""
-        from ...spark.ledger import check_ledger
+        from ...files.ledger import check_ledger
         from ..kms.master_keys import accepted_key_ids_of, settings_of
 
         check_ledger(self.ledger)
@@ -140,7 +140,7 @@ def encrypt(
       ags1 spark encrypt in sealed --ledger ledger --kms aws --key $KEY --json
       ags1 spark encrypt in sealed --ledger ledger --include '*.csv' --exclude tmp/ --dry-run
     """
-    from ...spark.ledger import ledger_location
+    from ...files.ledger import ledger_location
     from ..kms.master_keys import named_key
 
     settings, key_id = named_key(kms, key)

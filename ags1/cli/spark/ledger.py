@@ -47,7 +47,7 @@ def info(ledger: str, out: Output) -> int:
       ags1 spark ledger info ledger
       ags1 spark ledger info s3://ops/ledger --json | jq .claim
     """
-    from ...spark.ledger import ENCRYPT, open_ledger
+    from ...files.ledger import ENCRYPT, open_ledger
 
     with open_ledger(ledger, writing=False) as opened:
         pending = list(opened.pending())
@@ -94,8 +94,8 @@ def import_(ledger: str, source: str, out: Output) -> int:
       ags1 spark ledger import s3://ops/ledger ledger
       ags1 spark ledger import ledger rows.parquet
     """
-    from ...spark.ledger import open_ledger
-    from ...spark.ledger.copying import ParquetRows, copy_rows
+    from ...files.ledger import open_ledger
+    from ...files.ledger.copying import ParquetRows, copy_rows
 
     with ExitStack() as stack:
         if source.endswith(".parquet"):
@@ -127,7 +127,7 @@ def export(ledger: str, target: str | None, to_sidecars: bool, force: bool, out:
       ags1 spark ledger export s3://ops/ledger rows.parquet
       ags1 spark ledger export ledger --to-sidecars
     """
-    from ...spark.ledger import open_ledger
+    from ...files.ledger import open_ledger
 
     if (target is None) != to_sidecars:
         raise click.UsageError("give either FILE.parquet or --to-sidecars")
@@ -136,7 +136,7 @@ def export(ledger: str, target: str | None, to_sidecars: bool, force: bool, out:
             from ...spark.jobs.sidecars import write_sidecars
 
             return _report(write_sidecars(opened), "wrote {}", "sidecar", out)
-        from ...spark.ledger.copying import export_rows
+        from ...files.ledger.copying import export_rows
 
         if not target.endswith(".parquet"):
             raise click.UsageError(
@@ -164,8 +164,8 @@ def rebuild(ledger: str, sources: Paths, out: Output) -> int:
       ags1 spark ledger rebuild ledger sealed
       ags1 spark ledger rebuild s3://ops/ledger s3://sealed/2026
     """
+    from ...files.ledger import open_ledger
     from ...spark.jobs.sidecars import rows_from_sidecars
-    from ...spark.ledger import open_ledger
 
     with open_ledger(ledger, writing=True) as opened:
         moved = rows_from_sidecars(opened, sources)
@@ -183,7 +183,7 @@ def compact(ledger: str, out: Output) -> int:
     Examples:
       ags1 spark ledger compact ledger
     """
-    from ...spark.ledger import open_ledger
+    from ...files.ledger import open_ledger
 
     with open_ledger(ledger, writing=True) as opened:
         before, after = opened.compact()
@@ -206,7 +206,7 @@ def release(ledger: str, job: str, out: Output) -> int:
     Examples:
       ags1 spark ledger release s3://ops/ledger 5f2b90aa01c3
     """
-    from ...spark.ledger import open_ledger
+    from ...files.ledger import open_ledger
 
     with open_ledger(ledger, writing=False) as opened:
         opened.release(job)
@@ -227,7 +227,7 @@ def forget(ledger: str, job: str, out: Output) -> int:
     Examples:
       ags1 spark ledger forget s3://ops/ledger 0123456789ab
     """
-    from ...spark.ledger import open_ledger
+    from ...files.ledger import open_ledger
 
     with open_ledger(ledger, writing=True) as opened:
         if job not in opened.killed():

@@ -27,9 +27,9 @@ from ..options import flag
 from ..report import Report
 
 if TYPE_CHECKING:
+    from ...files.keys import KmsConfig
     from ...kms.settings import Settings
     from ...spark.jobs import FailedFile
-    from ...spark.keys import KmsConfig
 
 _NO_PYSPARK = "PySpark is not installed: pip install 'ags1[spark]'"
 # Any scheme: a cluster manager may be a plug-in.
@@ -81,9 +81,9 @@ def master(command: Callable[..., Any]) -> Callable[..., Any]:
 def kms_config(settings: Settings) -> KmsConfig:
     """Return the KMS of the settings in the form that is sent to executors. Raises
     KmsConfigurationError if a setting is a secret."""
+    from ...files.keys import KmsConfig
     from ...kms import default_keyring_path
     from ...kms.settings import KEY_FILE, KEYRING, PASSPHRASE_FILE
-    from ...spark.keys import KmsConfig
 
     properties = dict(settings.properties)
     if settings.is_local:

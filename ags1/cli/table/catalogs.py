@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...errors import NotEncryptedError
-from .opening import NamedCatalog
+from ...errors import KmsError, NotEncryptedError
+from .opening import NamedCatalog, plaintext_table
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedTable
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 class ChangedCatalog(NamedCatalog):
     """The catalog of a table that is to be changed. ``trusted_key_ids`` are the master keys that
-    its configuration names. Raises as ``NamedCatalog``."""
+    its configuration names. Raises as ``NamedCatalog``; if there is no KMS and the table is not
+    encrypted, NotEncryptedError, unless the command ``migrates`` it."""
 
-    def __init__(self, options: TableOptions, *, keys: bool = True) -> None:
+    def __init__(self, options: TableOptions, *, keys: bool = True, migrates: bool = False) -> None:
         if options.catalog is None:
             raise click.UsageError(
                 f"{options.table}: changes are committed to a catalog: name it with --catalog. A "
@@ -26,8 +27,22 @@ class ChangedCatalog(NamedCatalog):
             )
         if options.key_id == "":  # a shell's variable that is not set
             raise click.UsageError("--key is empty: name a master key")
-        super().__init__(options, keys=keys)
+        from pyiceberg.exceptions import NoSuchTableError
+
         self._options = options
+        try:
+            super().__init__(options, keys=keys)
+        except KmsError as error:
+            try:
+                is_encrypted = plaintext_table(options) is None
+            except NoSuchTableError:  # it is to be made
+                is_encrypted = True
+            if is_encrypted:
+                raise
+            if not migrates:
+                raise self._not_encrypted() from None
+            error.message = f"the table is not encrypted yet, and to encrypt it: {error.message}"
+            raise
         self.trusted_key_ids = self.catalog.key_ids
 
     def new_key_id(self) -> str:
@@ -52,9 +67,12 @@ class ChangedCatalog(NamedCatalog):
             self.identifier, expected_key_id=key_id, location_map=self._options.location_map
         )
         if not isinstance(table, EncryptedTable):
-            message = "the table is not encrypted: 'ags1 table migrate' encrypts it"
-            raise NotEncryptedError(message, file=self._options.table)
+            raise self._not_encrypted()
         if self.takes_any_key and key_id and not self.trusted_key_ids:
             # From now on, the catalog refuses the table if its metadata names another master key.
             self.catalog.key_ids = frozenset([key_id])
         return table
+
+    def _not_encrypted(self) -> NotEncryptedError:
+        message = "the table is not encrypted: 'ags1 table migrate' encrypts it"
+        return NotEncryptedError(message, file=self._options.table)

@@ -10,8 +10,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from ...atomic import AtomicFile
-from ...descriptors import is_stream
+from ...host.atomic import AtomicFile
+from ...host.descriptors import is_stream
 from ..console import STREAM, BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
 from ..options import force, grouped, json_output, output, output_path, quiet

@@ -74,6 +74,9 @@ def _snapshot(snapshot: Snapshot, keks: dict[str, str | None]) -> dict[str, Any]
         "time": _time(snapshot.timestamp_ms),
         "operation": summary.operation.value if summary is not None else None,
         "rows": _number(rows),
+        "position_deletes": _number(
+            summary["total-position-deletes"] if summary is not None else None
+        ),
         "key_id": key_id,
         "kek_id": keks.get(key_id or ""),
     }
@@ -103,6 +106,8 @@ def table_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"KEK        {kek['kek_id']} under {kek['master_key_id']}, {age}, {ends}"
     for snapshot in facts["snapshots"]:
         rows = "" if snapshot["rows"] is None else f", {snapshot['rows']} rows"
+        if gone := snapshot["position_deletes"]:
+            rows += f", {gone} of them deleted"
         what = f"{snapshot['time']} {snapshot['operation']}{rows}"
         yield f"snapshot   {snapshot['snapshot_id']} {what}"
         if facts["encrypted"]:

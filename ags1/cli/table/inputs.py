@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import click
 import pyarrow as pa
 
-from ...arrow_layouts import plain_batch, plain_schema
+from ...columns.arrow_layouts import plain_batch, plain_schema
 from ...errors import Ags1Error, FormatError
 from ...iceberg.pyiceberg.arrow import arrow_schema, iceberg_schema
 from ...iceberg.write.plan import WritePlan

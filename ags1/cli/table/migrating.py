@@ -3,6 +3,7 @@ what they print. Knows nothing of where the files are encrypted."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,6 +41,7 @@ class _Migrated(TableResult):
     files: int
     size: int
     rows: int
+    dropped_snapshots: Sequence[int]
     dropped_refs: Sequence[str]
     configuration: Sequence[str]
     plaintext_deleted: int = 0
@@ -49,6 +51,8 @@ class _Migrated(TableResult):
     unreadable: Sequence[str] = ()
     PARTS: ClassVar = (
         "{files:file} of {size:byte} and {rows:row} encrypted",
+        "{dropped_snapshots:earlier snapshot} removed, and time travel with them",
+        "the branches and tags {dropped_refs} removed",
         "{plaintext_deleted:unencrypted file} deleted",
         "{metadata_deleted:earlier metadata file} deleted",
         "{plaintext_left:unencrypted file} left (--json lists them)",
@@ -85,7 +89,7 @@ def migrate_and_report(
     """Have a table encrypted and print what was done; return the exit code. ``migrate`` gets
     the catalog, the table's name, the master key and, by name, the arguments that all migrations
     take."""
-    opened = ChangedCatalog(table_options)
+    opened = ChangedCatalog(table_options, migrates=True)
     if asked.delete_plaintext and not asked.dry_run:
         question = f"Delete the unencrypted files of {opened.identifier} once it is encrypted?"
         confirm(question, yes=asked.yes)
@@ -100,7 +104,43 @@ def migrate_and_report(
             dry_run=asked.dry_run,
             progress=progress,
         )
-    return _report(opened.identifier, result, asked, _lines_for_readers(table_options), out)
+    lines = _lines_for_readers(table_options)
+    code = _report(opened.identifier, result, asked, lines, out)
+    if out.as_json:
+        return code
+    if lines and not asked.dry_run:
+        out.result({}, "readers need the KMS in the catalog's configuration: add these lines to it")
+        for text in lines:
+            out.result({}, f"    {text}")
+    if (told := _next_command(table_options, result, asked)) is not None:
+        out.result({}, told)
+    return code
+
+
+def _next_command(
+    table_options: TableOptions, done: MigrationResult, asked: MigrationOptions
+) -> str | None:
+    """Return what to do next, as a line; None if nothing is left to do."""
+    from ..kms.options import KmsOptions
+
+    left = done.plaintext is not None and bool(done.plaintext.inside)
+    if not asked.dry_run and (asked.delete_plaintext or not left):
+        return None
+    command = [
+        *click.get_current_context().command_path.split(),
+        table_options.table,
+        f"--catalog={table_options.catalog}",
+        f"--key={table_options.key_id}",
+    ]
+    if asked.dry_run:
+        purpose = "to encrypt it"
+        command += ["--drop-refs"] if asked.drop_refs else []
+        command += ["--delete-plaintext"] if asked.delete_plaintext else []
+    else:
+        purpose = "to delete the unencrypted files, once all readers have the keys"
+        command.append("--delete-plaintext")
+    more = "" if table_options.kms == KmsOptions() else " (and the options for the KMS)"
+    return f"{purpose}: {shlex.join(command)}{more}"
 
 
 def _lines_for_readers(table_options: TableOptions) -> list[str]:
@@ -129,18 +169,14 @@ def _report(
         facts["plaintext_deleted"] = len(set(left.inside) - set(remaining))
         facts["metadata_deleted"] = done.metadata_deleted
         facts["plaintext_outside"], facts["unreadable"] = left.outside, left.unreadable
-    code = _Migrated(
+    return _Migrated(
         table=table,
         dry_run=asked.dry_run,
         files=done.files,
         size=done.size,
         rows=done.rows,
+        dropped_snapshots=done.dropped_snapshots,
         dropped_refs=done.dropped_refs,
         configuration=lines,
         **facts,
     ).show(out, Exit.IO if done.failed else Exit.OK)
-    if lines and not asked.dry_run and not out.as_json:
-        out.result({}, "readers need the KMS in the catalog's configuration: add these lines to it")
-        for text in lines:
-            out.result({}, f"    {text}")
-    return code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...errors import KmsConfigurationError
+from ...errors import KmsConfigurationError, KmsError
 from ..kms.options import KmsOptions
 from .options import TableOptions
 
@@ -48,7 +48,13 @@ def open_table(
     ``note`` is called with the choice of a metadata file. Raises click.UsageError, Ags1Error,
     OSError."""
     if options.catalog is not None:
-        named = NamedCatalog(options, keys=keys)
+        try:
+            named = NamedCatalog(options, keys=keys)
+        except KmsError:
+            table = plaintext_table(options, require_encrypted=require_encrypted or None)
+            if table is None:
+                raise
+            return table
         return named.catalog.load_table(
             named.identifier,
             expected_key_id=named.expected_key_id,
@@ -57,6 +63,18 @@ def open_table(
             require_encrypted=require_encrypted or None,
         )
     return _from_metadata(options, note, keys, require_encrypted)
+
+
+def plaintext_table(
+    options: TableOptions, *, require_encrypted: bool | None = False
+) -> Table | None:
+    """Return a table of a catalog that is not encrypted, and so needs no KMS; None if it is
+    encrypted. Raises what its catalog raises, and NotEncryptedError if it has to be encrypted."""
+    from ...iceberg import EncryptedTable
+
+    named = NamedCatalog(options, keys=False)
+    table = named.catalog.load_table(named.identifier, require_encrypted=require_encrypted)
+    return None if isinstance(table, EncryptedTable) else table
 
 
 class NamedCatalog:

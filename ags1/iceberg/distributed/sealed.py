@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from pyiceberg.manifest import DataFile
 
+from ...engine.key_metadata import KeyMetadata
 from ...errors import KeyMetadataError
-from ...key_metadata import KeyMetadata
 from ...keys.cache import KekCache
 from ...keys.envelope import KEY_TIMESTAMP, EncryptedKey, KeyEncryptionKey, new_key_id
 from ...keys.manager import EncryptionManager, now_ms

@@ -37,10 +37,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from ..._messages import open as open_sealed
+from ...engine._messages import open as open_sealed
+from ...engine.geometry import trusted_length
+from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError, TruncatedError
-from ...geometry import trusted_length
-from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC
 from .parquet_fields import (
     FILE_METADATA_TYPES,
@@ -58,7 +58,7 @@ from .parquet_fields import (
     PageType,
     RowGroup,
 )
-from .thrift import BINARY, STRUCT, TRUE, Struct, check_types, parse, print_struct, value
+from .thrift import BINARY, STRUCT, TRUE, Kept, Struct, parse, print_struct, value
 
 Fetch: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 
@@ -69,7 +69,18 @@ _TAIL_SIZE = 64 << 10
 _MAX_CRYPTO_SIZE = 256
 _HEADER_SIZE = 16 << 10  # most page headers fit into this, with their statistics
 FILE_ID_SIZE = 8
-_WITH_FOOTER_KEY: Struct = {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
+_WITH_FOOTER_KEY: tuple[int, Struct] = STRUCT, {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
+# What decides of a footer whether a file is encrypted as Iceberg's files are.
+_OF_KEYS: Kept = {
+    FileMetaData.ENCRYPTION_ALGORITHM: {},
+    FileMetaData.ROW_GROUPS: {
+        RowGroup.COLUMNS: {
+            ColumnChunk.FILE_PATH: None,
+            ColumnChunk.CRYPTO_METADATA: None,
+            ColumnChunk.ENCRYPTED_COLUMN_METADATA: None,
+        }
+    },
+}
 _MAX_ORDINAL = 0x7FFF  # they are 16 bits with a sign
 
 # What Python raises for fields that are missing or of another type.
@@ -179,7 +190,7 @@ def check_end(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) -> byte
     """
     source = ParquetSource(fetch, actual_size, key_metadata)
     with parsing():
-        _, end = source.read_end()
+        _, end = source.read_end(_OF_KEYS)
     return end
 
 
@@ -212,6 +223,21 @@ def chunks(footer: Struct) -> Iterator[Chunk]:
             if value(fields, ColumnChunk.FILE_PATH):
                 raise FormatError(f"column {column} lies in another file")
             yield Chunk(number, column, chunk_ordinals(ordinal, column), fields)
+
+
+def _check_columns(footer: Struct) -> None:
+    """Raise FormatError unless each column is in this file, under the footer's key."""
+    for group in value(footer, FileMetaData.ROW_GROUPS, (STRUCT, []))[1]:
+        for number, fields in enumerate(value(group, RowGroup.COLUMNS)[1]):
+            if (
+                fields.get(ColumnChunk.CRYPTO_METADATA) != _WITH_FOOTER_KEY
+                or ColumnChunk.ENCRYPTED_COLUMN_METADATA in fields
+                or value(fields, ColumnChunk.FILE_PATH)
+            ):
+                raise FormatError(
+                    f"column {number} is not encrypted under the key of the footer, as all columns "
+                    "of Iceberg's files are"
+                )
 
 
 def chunk_ordinals(group: int, column: int) -> bytes:
@@ -262,12 +288,13 @@ class ParquetSource:
         self._covered += [(0, 4), (self._size - len(end), self._size)]
         return footer
 
-    def read_end(self) -> tuple[Struct, bytes]:
-        """Return the file's metadata, and the end of the file from which it was parsed. Of an
-        encrypted file, it is authentic, and all columns are encrypted under the footer's key."""
+    def read_end(self, kept: Kept | None = None) -> tuple[Struct, bytes]:
+        """Return what is ``kept`` of the file's metadata, and the end of the file from which it was
+        parsed. Of an encrypted file, it is authentic, and all columns are encrypted under the
+        footer's key."""
         if self._km is None:
             end = self._end(PARQUET_MAGIC)
-            footer, _ = parse(end[:-8])
+            text = end[:-8]
         else:
             end = self._end(ENCRYPTED_PARQUET_MAGIC)
             # What follows is read from these bytes alone.
@@ -276,17 +303,11 @@ class ParquetSource:
             text, stop = self._open(at, ModuleType.FOOTER, b"", self._size - 8)
             if stop != self._size - 8:
                 raise FormatError("the footer is not as long as the file's end says", offset=at)
-            footer, _ = parse(text)
-        check_types(footer, FILE_METADATA_TYPES)
+        footer, _ = parse(text, FILE_METADATA_TYPES, kept)
         if FileMetaData.ENCRYPTION_ALGORITHM in footer:
             raise FormatError("a Parquet file with keys of its own, which Iceberg's never have")
-        for chunk in chunks(footer) if self._km is not None else ():
-            crypto = value(chunk.fields, ColumnChunk.CRYPTO_METADATA)
-            if crypto != _WITH_FOOTER_KEY or ColumnChunk.ENCRYPTED_COLUMN_METADATA in chunk.fields:
-                raise FormatError(
-                    f"column {chunk.column} is not encrypted under the key of the footer, as all "
-                    "columns of Iceberg's files are"
-                )
+        if self._km is not None:
+            _check_columns(footer)
         return footer, end
 
     def _read_crypto_metadata(self, end: bytes) -> int:

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ..._gcm import Checksum, random_bytes
-from ..._messages import seal
+from ...engine._gcm import Checksum, random_bytes
+from ...engine._messages import seal
+from ...engine.geometry import claim_key
+from ...engine.key_metadata import KeyMetadata
 from ...errors import AuthenticationError, FormatError
-from ...geometry import claim_key
-from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC
 from .parquet_fields import (
     ColumnChunk,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import struct
 from typing import BinaryIO
 
-from ..._messages import open as open_sealed
-from ..._messages import seal
-from ...key_metadata import KeyMetadata
+from ...engine._messages import open as open_sealed
+from ...engine._messages import seal
+from ...engine.key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC
 from .parquet_fields import (
     AesGcmV1,

@@ -13,7 +13,7 @@ from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 
-from ags1._buffers cimport take_input
+from ags1.engine._buffers cimport take_input
 
 from ...errors import FormatError
 
@@ -38,6 +38,7 @@ TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range
 # For annotations; the stub has the types inside.
 Struct = dict
 Types = dict
+Kept = dict
 
 cdef enum:
     MAX_DEPTH = 32
@@ -50,10 +51,14 @@ cdef struct Cursor:
     const unsigned char *end
 
 
-def parse(data):
+def parse(data, dict types=None, dict kept=None):
     """Return the struct at the beginning of ``data`` and its size (bytes).
 
-    Raises IndexError when ``data`` ends within it, FormatError when it is none.
+    ``types`` has by a field's id its type, for structs ``(STRUCT, types)``, and for lists ``(LIST,
+    type of the elements)``. Fields that it does not have are of any type. ``kept`` has by a field's
+    id what is kept of the struct, or of each struct of the list; None keeps all of it. Other fields
+    are parsed, and left out. Raises IndexError when ``data`` ends within the struct, FormatError
+    when it is none.
     """
     cdef Py_buffer view
     cdef Cursor cursor
@@ -61,7 +66,7 @@ def parse(data):
     try:
         cursor.at = <const unsigned char *>view.buf
         cursor.end = cursor.at + view.len
-        fields = read_struct(&cursor, 0)
+        fields = read_struct(&cursor, 0, types, kept, True)
         return fields, cursor.at - <const unsigned char *>view.buf
     finally:
         PyBuffer_Release(&view)
@@ -80,85 +85,98 @@ def value(dict fields, field_id, default=None):
     return default if found is None else found[1]
 
 
-def check_types(dict fields, dict types):
-    """Raise FormatError if a field of ``types`` has another type. ``types`` has by a field's id its
-    type, for structs ``(STRUCT, types)``, and for lists ``(LIST, type of the elements)``."""
-    for field_id, wanted in types.items():
-        found = fields.get(field_id)
-        if found is not None:
-            check_type(found[0], found[1], wanted)
-
-
 # -- parsing
 
-cdef int check_type(int kind, content, wanted) except -1:
+cdef object check_type(int kind, wanted):
+    """Return the types of what is inside. Raise FormatError if ``kind`` is not what is wanted."""
     inside = None
+    if wanted is None:
+        return None
     if type(wanted) is tuple:
         wanted, inside = wanted
-    if kind != wanted:
+    if kind != <int>wanted:
         raise FormatError("a structure of the file has a field of a type that Parquet's has not")
-    if kind == KIND_STRUCT:
-        check_types(content, inside)
-    elif kind == KIND_LIST:
-        kind, items = content
-        for item in items:
-            check_type(kind, item, inside)
-    return 0
+    return inside
 
 
-cdef dict read_struct(Cursor *source, int depth):
-    cdef dict found = {}
+cdef dict read_struct(Cursor *source, int depth, dict types, dict kept, bint is_kept):
+    cdef dict found = {} if is_kept else None
+    cdef set other_ids = None
+    cdef uint64_t small_ids = 0
     cdef int64_t field_id = 0
     cdef int kind, header = read_byte(source)
+    cdef bint is_twice
     check_depth(depth)
     while header:
         field_id = field_id + (header >> 4) if header >> 4 else read_integer(source)
         if not -MAX_FIELD_ID <= field_id <= MAX_FIELD_ID:
             raise FormatError("a structure of the file has a field that Thrift does not have")
-        if field_id in found:
+        key = field_id
+        if 0 <= field_id < 64:
+            is_twice = small_ids >> field_id & 1
+            small_ids |= <uint64_t>1 << field_id
+        else:
+            other_ids = other_ids or set()
+            is_twice = key in other_ids
+            other_ids.add(key)
+        if is_twice:
             raise FormatError("a structure of the file has a field twice")
         kind = header & 0x0F
-        if kind == KIND_TRUE or kind == KIND_FALSE:
-            found[field_id] = TRUE, kind == KIND_TRUE
-        else:
-            found[field_id] = kind, read_value(source, kind, depth)
+        if kind == KIND_FALSE:
+            kind = KIND_TRUE
+        inside = None if types is None else check_type(kind, types.get(key))
+        if is_kept and (kept is None or key in kept):
+            within = None if kept is None else kept[key]
+            if kind == KIND_TRUE:
+                found[key] = TRUE, header & 0x0F == KIND_TRUE
+            else:
+                found[key] = kind, read_value(source, kind, depth, inside, within, True)
+        elif kind != KIND_TRUE:
+            read_value(source, kind, depth, inside, None, False)
         header = read_byte(source)
     return found
 
 
-cdef object read_value(Cursor *source, int kind, int depth):
+cdef object read_value(
+    Cursor *source, int kind, int depth, types, dict kept, bint is_kept
+):
+    """Return a value; None if it is not kept."""
     cdef uint64_t count
     cdef int64_t number, limit
     cdef int header, inner
     cdef list items
     if kind == KIND_I64:
-        return read_integer(source)
+        number = read_integer(source)
+        return number if is_kept else None
     if kind == KIND_I32 or kind == KIND_I16:
         number, limit = read_integer(source), <int64_t>1 << (31 if kind == KIND_I32 else 15)
         if not -limit <= number < limit:
             raise FormatError("a number of the file is too long")
-        return number
+        return number if is_kept else None
     if kind == KIND_BINARY:
-        return read_bytes(source, read_varint(source))
+        return read_bytes(source, read_varint(source), is_kept)
     if kind == KIND_STRUCT:
-        return read_struct(source, depth + 1)
+        return read_struct(source, depth + 1, types, kept, is_kept)
     if kind == KIND_TRUE or kind == KIND_FALSE:  # booleans of a list have a byte each
         return read_byte(source) == KIND_TRUE
     if kind == KIND_BYTE:
         return read_byte(source)
     if kind == KIND_DOUBLE:
-        return read_bytes(source, 8)
+        return read_bytes(source, 8, is_kept)
     if kind == KIND_LIST or kind == KIND_SET:
         check_depth(depth)
         header = read_byte(source)
         count = header >> 4 if header >> 4 != LONG_LIST else read_varint(source)
         inner = header & 0x0F
-        items = []
+        inside = check_type(inner, types) if count else None
+        items = [] if is_kept else None
         while count:
             # Each value has at least one byte, so a false count cannot use up the memory.
-            items.append(read_value(source, inner, depth + 1))
+            item = read_value(source, inner, depth + 1, inside, kept, is_kept)
+            if is_kept:
+                items.append(item)
             count -= 1
-        return inner, items
+        return (inner, items) if is_kept else None
     raise FormatError("a structure of the file has a type that Parquet does not use")
 
 
@@ -175,11 +193,11 @@ cdef int read_byte(Cursor *source) except -1:
     return (source.at - 1)[0]
 
 
-cdef bytes read_bytes(Cursor *source, uint64_t size):
+cdef bytes read_bytes(Cursor *source, uint64_t size, bint is_kept):
     if size > <uint64_t>(source.end - source.at):
         raise IndexError("the data ends within a structure")
     source.at += size
-    return PyBytes_FromStringAndSize(<const char *>source.at - size, size)
+    return None if not is_kept else PyBytes_FromStringAndSize(<const char *>source.at - size, size)
 
 
 cdef uint64_t read_varint(Cursor *source) except? 0:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...arrow_nested import compacted
+from ...columns.arrow_nested import compacted
 from ...errors import FormatError
 
 _Values: TypeAlias = "list[bytes | None]"

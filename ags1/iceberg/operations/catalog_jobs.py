@@ -70,7 +70,8 @@ class MigrationResult:
     """The result of a migration, or of its ``dry_run``.
 
     ``files`` is the number of encrypted files, ``size`` their bytes, ``rows`` their rows.
-    ``dropped_refs`` are the removed branches and tags. ``plaintext`` are the unencrypted files of
+    ``dropped_refs`` are the removed branches and tags, ``dropped_snapshots`` the IDs of the
+    removed snapshots: all that the table had. ``plaintext`` are the unencrypted files of
     the table before the migration; it is None after a dry run. ``metadata_deleted`` is the number
     of earlier metadata files that were deleted with them. ``failed`` are the files of both kinds
     that could not be deleted.
@@ -83,6 +84,7 @@ class MigrationResult:
     plaintext: PlaintextFiles | None = field(default=None, repr=False)
     failed: tuple[str, ...] = ()
     metadata_deleted: int = 0
+    dropped_snapshots: tuple[int, ...] = ()
 
 
 def migrate(
@@ -144,7 +146,14 @@ def _result(
 ) -> MigrationResult:
     rewrite = plan.rewrite
     return MigrationResult(
-        len(rewrite.files), rewrite.size, plan.rows, plan.refs, plaintext, failed, metadata_deleted
+        len(rewrite.files),
+        rewrite.size,
+        plan.rows,
+        plan.refs,
+        plaintext,
+        failed,
+        metadata_deleted,
+        plan.snapshots,
     )
 
 

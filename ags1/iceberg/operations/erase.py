@@ -29,7 +29,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from ...errors import Ags1Error
@@ -38,6 +37,7 @@ from ..commit.session import TableSession
 from ..read.metadata import parse_metadata, read_metadata
 from ..read.statistics import list_statistics
 from ..spec.constants import MAIN_BRANCH
+from ..spec.moments import Moment
 from ..steps import RecomputedSnapshotStep
 from ..storage.listing import list_files
 from ..storage.locations import file_identity
@@ -106,7 +106,7 @@ def erase_deleted_rows(
     *,
     branch: str = MAIN_BRANCH,
     remove_orphans: bool = False,
-    orphans_older_than: datetime | None = None,
+    orphans_older_than: Moment | None = None,
     no_other_writers: bool = False,
     threads: int | None = None,
     dry_run: bool = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from pyiceberg.table.maintenance import MaintenanceTable
@@ -13,6 +12,7 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from ..commit.session import TableSession
 from ..pyiceberg.tables import ExpiryBuilder
+from ..spec.moments import Moment, epoch_ms
 from ..spec.table_keys import prune
 from ..steps import Attempt, KeyStep, Staged, Step
 from ..storage.table_files import ManifestCache
@@ -57,7 +57,7 @@ class ExpiryStep(Step):
 
 def expire_snapshots(
     table: TableSession,
-    older_than: datetime | None = None,
+    older_than: Moment | None = None,
     retain_last: int | None = None,
     snapshot_ids: Collection[int] = (),
     *,
@@ -69,21 +69,22 @@ def expire_snapshots(
     """Remove old snapshots and the files that only they need; return what was removed.
 
     Each branch keeps its last ``retain_last`` snapshots, and those made at ``older_than`` or
-    later. If an argument is None, the table's ``history.expire.*`` properties decide; their
-    defaults are one snapshot and five days. ``snapshot_ids`` are removed as well. If
+    later, which is a ``datetime``, or an age such as ``"7d"`` or ``timedelta(7)``. If an argument
+    is None, the table's ``history.expire.*`` properties decide; their defaults are one snapshot and
+    five days. ``snapshot_ids`` are removed as well. If
     ``dry_run`` is true, nothing is removed. ``progress`` is called with the number of deleted
     files and the number of all. If ``prune_keys`` or the table's property
     ``encryption.keys.prune-on-commit`` is true, the same commit removes the keys that nothing
     needs any more. Otherwise the keys stay.
 
-    Raises ValueError for invalid arguments, and ValidationException if ``gc.enabled`` is not
-    true. Files that could not be deleted are in ``Expiry.left_behind``.
+    Raises ValueError or TypeError for invalid arguments, and ValidationException if ``gc.enabled``
+    is not true. Files that could not be deleted are in ``Expiry.left_behind``.
     """
-    moment = None if older_than is None else round(older_than.timestamp() * 1000)
+    limit = None if older_than is None else epoch_ms(older_than, "older_than")
 
     def plan_for(metadata: dict[str, Any]) -> ExpiryPlan:
         return expire(
-            metadata, older_than_ms=moment, retain_last=retain_last, snapshot_ids=snapshot_ids
+            metadata, older_than_ms=limit, retain_last=retain_last, snapshot_ids=snapshot_ids
         )
 
     folders = table.folders

@@ -20,14 +20,15 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ... import oneshot, strict_json
-from ..._key_metadata import EncodedKeyMetadata
+from ...engine import oneshot
+from ...engine._key_metadata import EncodedKeyMetadata
+from ...engine.key_metadata import KeyMetadata
+from ...engine.layout import DEFAULT_BLOCK_SIZE
 from ...errors import Ags1Error, KmsError, KmsUnwrapError
-from ...key_metadata import KeyMetadata
+from ...host import strict_json
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.manager import EncryptionManager, now_ms
 from ...kms.client import wraps_with_public_key
-from ...layout import DEFAULT_BLOCK_SIZE
 from ..read.records import ContentFile
 from ..storage.listing import list_files
 from ..storage.locations import new_input
@@ -154,7 +155,7 @@ class Journal:
             part: dict[str, Any] = json.loads(oneshot.decrypt(sealed, key_metadata))
             files: list[dict[str, Any]] = part["files"]
             for note in files:
-                encoded = base64.b64decode(note.pop("key-metadata"))
+                encoded = base64.b64decode(note.pop("key-metadata"), validate=True)
                 note["key-metadata"] = EncodedKeyMetadata(encoded)
         except _NOT_A_PART as error:
             if isinstance(error, KmsError) and not isinstance(error, KmsUnwrapError):

@@ -58,11 +58,13 @@ Update = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
     """What a migration does. ``rewrite`` has the files, ``rows`` is the number of rows in the data
-    files with the deleted ones, ``refs`` are the branches and tags to remove."""
+    files with the deleted ones. ``refs`` are the branches and tags, and ``snapshots`` the IDs of
+    the snapshots, to remove."""
 
     rewrite: RewritePlan
     rows: int
     refs: tuple[str, ...]
+    snapshots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ class Migration:
         as the table's columns; what reading manifests and delete files raises."""
         refs = tuple(name for name in _refs(metadata) if name != MAIN_BRANCH)
         _check(metadata, () if self._drop_refs else refs)
+        snapshots = tuple(one["snapshot-id"] for one in metadata.get("snapshots") or ())
         snapshot = _current_snapshot(metadata)
         if snapshot is None:
-            return MigrationPlan(RewritePlan(), 0, refs)
+            return MigrationPlan(RewritePlan(), 0, refs, snapshots)
         parsed = TableMetadataUtil.parse_obj(parsable(metadata))
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
@@ -129,7 +132,7 @@ class Migration:
         self._try_files(FileReader(files, parsed, as_stored(readable(parsed.schema()))), contents)
         plan = plan_rewrite(contents, contents.entries.keys())
         rows = sum(e.file.record_count for e in plan.files if e.file.content == DATA)
-        return MigrationPlan(plan, rows, refs)
+        return MigrationPlan(plan, rows, refs, snapshots)
 
     def _try_files(self, reader: FileReader, contents: Contents) -> None:
         """Raise FormatError if the reader of the encrypted table would not read a file."""

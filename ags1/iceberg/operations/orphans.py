@@ -34,7 +34,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Literal, get_args
 
 from pyiceberg.exceptions import ValidationException
@@ -43,6 +42,7 @@ from ...errors import ArgumentError, MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
+from ..spec.moments import Moment, epoch_ms
 from ..storage.listing import ListedFile, list_with_times
 from ..storage.locations import FileNames, new_input, real_file
 from ..storage.output import TableOutput
@@ -108,7 +108,7 @@ class OrphanFiles:
 
 
 def age_limit(
-    older_than: datetime | None, *, no_other_writers: bool = False, name: str = "older_than"
+    older_than: Moment | None, *, no_other_writers: bool = False, name: str = "older_than"
 ) -> int:
     """Return the limit of age as epoch ms; the default is three days ago. ``name`` is
     that of the argument.
@@ -117,7 +117,7 @@ def age_limit(
     ``no_other_writers`` says that nobody else writes to the table.
     """
     now = now_ms()
-    limit = now - _DEFAULT_AGE_MS if older_than is None else round(older_than.timestamp() * 1000)
+    limit = now - _DEFAULT_AGE_MS if older_than is None else epoch_ms(older_than, name)
     if limit > now - _MIN_AGE_MS and not no_other_writers:
         raise ArgumentError(
             "the limit of age must be at least 24 hours ago: a younger file may belong to a commit "
@@ -401,7 +401,7 @@ def _uuid_of(files: TableFiles, location: str) -> str | None:
 
 def remove_orphan_files(
     table: TableSession,
-    older_than: datetime | None = None,
+    older_than: Moment | None = None,
     *,
     location: str | None = None,
     prefix_mismatch_mode: PrefixMismatchMode = "error",
@@ -412,21 +412,21 @@ def remove_orphan_files(
     """Delete the files in the table's folders that nothing needs and that were last changed
     before ``older_than``; return them. The arguments are those of Iceberg's procedure.
 
-    The default of ``older_than`` is three days ago. Only its age distinguishes a file of a
-    commit that is under way from an orphan file, so a limit of less than 24 hours is refused
-    unless ``no_other_writers`` is true. A file stays if a snapshot, a branch or tag, the
-    metadata log or the statistics have it, even under another spelling of its location. It also
-    stays if its age is unknown. Folders of other tables stay. ``location`` is a folder of the
-    table; only files below it are deleted. If the table needs a file with the same path in
-    another bucket or on another host, ``prefix_mismatch_mode`` decides: ``error`` (raise),
-    ``ignore`` (the file stays) or ``delete``. ``dry_run`` deletes nothing. ``progress`` is
-    called with the number of deleted files and the number of all. If the call is interrupted,
-    call it again.
+    ``older_than`` is a ``datetime``, or an age such as ``"7d"`` or ``timedelta(7)``; the default is
+    three days ago. Only its age distinguishes a file of a commit that is under way from an orphan
+    file, so a limit of less than 24 hours is refused unless ``no_other_writers`` is true. A file
+    stays if a snapshot, a branch or tag, the metadata log or the statistics have it, even under
+    another spelling of its location. It also stays if its age is unknown. Folders of other tables
+    stay. ``location`` is a folder of the table; only files below it are deleted. If the table needs
+    a file with the same path in another bucket or on another host, ``prefix_mismatch_mode``
+    decides: ``error`` (raise), ``ignore`` (the file stays) or ``delete``. ``dry_run`` deletes
+    nothing. ``progress`` is called with the number of deleted files and the number of all. If the
+    call is interrupted, call it again.
 
-    The table is loaded again, so it is at its newest version afterwards. Raises ValueError for
-    invalid arguments, ValidationException if ``gc.enabled`` is not true, and as
-    ``find_orphans``. If one manifest cannot be read, nothing is deleted. Files that could not
-    be deleted are in ``OrphanFiles.failed``.
+    The table is loaded again, so it is at its newest version afterwards. Raises ValueError or
+    TypeError for invalid arguments, ValidationException if ``gc.enabled`` is not true, and as
+    ``find_orphans``. If one manifest cannot be read, nothing is deleted. Files that could not be
+    deleted are in ``OrphanFiles.failed``.
     """
     limit = age_limit(older_than, no_other_writers=no_other_writers)
     output = None if dry_run else table.output()

@@ -17,7 +17,7 @@ from typing import Any
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.io import FileIO
 
-from ...avro.container import AVRO_MAGIC
+from ...columns.avro.container import AVRO_MAGIC
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..read.records import read_entries

@@ -33,9 +33,9 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.config import Config
 
-from ...arrow_nested import with_child, without_hidden_nulls
-from ...avro.projection import default_of
-from ...avro.variants import VARIANT_PARTS, VariantType
+from ...columns.arrow_nested import with_child, without_hidden_nulls
+from ...columns.avro.projection import default_of
+from ...columns.avro.variants import VARIANT_PARTS, VariantType
 from ..spec.column_types import VARIANT, WKB, as_bytes, as_stored, extensions
 
 __all__ = [

@@ -11,6 +11,9 @@ from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.typedef import Identifier, Properties
 from pyiceberg.utils.config import merge_config
 
+from ...errors import ArgumentError
+from .configuration import file_path
+
 
 def is_a(catalog: Catalog, name: str) -> bool:
     """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
@@ -21,10 +24,15 @@ def is_a(catalog: Catalog, name: str) -> bool:
 
 def configured_properties(name: str | None, properties: Mapping[str, Any]) -> dict[str, str]:
     """Return the properties that PyIceberg's ``load_catalog`` would use for a catalog: those of the
-    configuration file and the environment. The caller's ``properties`` override them."""
-    if name is None:
-        name = _ENV_CONFIG.get_default_catalog_name()
-    merged = merge_config(_ENV_CONFIG.get_catalog_config(name) or {}, dict(properties))
+    configuration file and the environment. The caller's ``properties`` override them. Raises
+    ArgumentError if the file has something else in place of a catalog's properties."""
+    try:
+        if name is None:
+            name = _ENV_CONFIG.get_default_catalog_name()
+        configured = _ENV_CONFIG.get_catalog_config(name) or {}
+    except ValueError as error:
+        raise ArgumentError(f"PyIceberg's configuration file {file_path()}: {error}") from None
+    merged = merge_config(configured, dict(properties))
     return {key: value for key, value in merged.items() if isinstance(value, str)}
 
 

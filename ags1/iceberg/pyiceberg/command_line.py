@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ...descriptors import STDERR, forget_output, write_standard_output_whole
+from ...host.descriptors import STDERR, forget_output, write_standard_output_whole
 
 
 def run_commands(load_catalog: Callable[..., Any], program: str) -> None:

@@ -25,14 +25,14 @@ def _fault() -> ArgumentError | None:
             what = error.strerror
         where = "" if line is None else f", line {line + 1}"
         return ArgumentError(
-            f"PyIceberg's configuration file {_path()}{where}: "
+            f"PyIceberg's configuration file {file_path()}{where}: "
             f"{what or 'it is not a mapping of names to values'}"
         )
     return None
 
 
-def _path() -> str:
-    # PyIceberg takes the first of these that is there.
+def file_path() -> str:
+    """Return the path of the configuration file: PyIceberg takes the first that is there."""
     folders = (os.environ.get("PYICEBERG_HOME"), os.path.expanduser("~"), os.getcwd())
     paths = [os.path.join(folder, ".pyiceberg.yaml") for folder in folders if folder]
     return next(filter(os.path.isfile, paths), paths[-1])

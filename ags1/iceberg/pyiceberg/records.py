@@ -27,10 +27,10 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 from pyiceberg.utils.decimal import bytes_to_decimal, decimal_required_bytes
 
-from ..._key_metadata import EncodedKeyMetadata
-from ...avro._decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
-from ...avro.container import Container
-from ...avro.schema import layout
+from ...columns.avro._decoder import UNREAD, Block, EncodedFile, Kind, Shape, read_records
+from ...columns.avro.container import Container
+from ...columns.avro.schema import layout
+from ...engine._key_metadata import EncodedKeyMetadata
 from ...errors import FormatError
 
 __all__ = [

@@ -13,8 +13,8 @@ from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog
 from pyiceberg.typedef import Identifier
 
-from ... import strict_json
 from ...errors import MetadataIntegrityError
+from ...host import strict_json
 from ..spec.parsable import parsable, without_nulls
 from .redirection import refuse_foreign_code
 

@@ -12,6 +12,8 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import Transform
 
+from ..spec.moments import Moment, moment
+
 # Raises ValueError if the new metadata of a table has another UUID.
 check_uuid = Table._check_uuid
 
@@ -70,6 +72,10 @@ class ExpiryBuilder(ExpireSnapshots):
     def chosen(self) -> frozenset[int]:
         """The IDs of the chosen snapshots."""
         return frozenset(self._snapshot_ids_to_expire)
+
+    def older_than(self, dt: Moment) -> ExpireSnapshots:
+        """Choose the snapshots made before ``dt``, which may be an age such as ``"7d"`` too."""
+        return super().older_than(moment(dt, "dt"))
 
 
 class ReusingUpdateSpec(UpdateSpec):

@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from ags1._buffers cimport new_object, take_input, take_output
+from ags1.engine._buffers cimport new_object, take_input, take_output
 
 ctypedef fused Offset:
     int32_t

@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
-from ...arrow_layouts import plain_schema
-from ...avro.variants import VariantType
-from ...errors import Ags1Error, FormatError
+from ...columns.arrow_layouts import plain_schema
+from ...columns.avro.variants import VariantType
+from ...errors import Ags1Error, FormatError, MetadataIntegrityError
 from ..pyiceberg.arrow import project
 from ..spec.column_types import (
     OpaqueType,
@@ -81,6 +82,9 @@ class _Unchanged(NamedTuple):
     projected: pa.Schema
 
 
+_NAME_MAPPING = TableProperties.DEFAULT_NAME_MAPPING
+
+
 class FileReader:
     """Opens files of one table and reads their columns. Any number of threads may use it at once.
     ``projected`` is the schema of the rows that the caller wants, ``schema`` that of the columns
@@ -102,7 +106,10 @@ class FileReader:
         self._opaque = find_field_ids(OpaqueType, metadata.schemas)
         self._variants = find_field_ids(VariantType, metadata.schemas)
         self._extensions = extensions(metadata.schemas)
-        self._names = metadata.name_mapping()
+        try:
+            self._names = metadata.name_mapping()
+        except ValueError:
+            raise MetadataIntegrityError(f"the table's {_NAME_MAPPING!r} is not valid") from None
         self._table_columns = SingleFlight[frozenset[int], Schema](self._find_table_columns)
         self._file_columns = SingleFlight[tuple[bytes, frozenset[int]], FileColumns](
             self._find_file_columns
@@ -117,16 +124,21 @@ class FileReader:
         return self._table_columns(frozenset(field_ids))
 
     def open(
-        self, file: ContentFile, wanted: Schema, dictionary_columns: tuple[str, ...] = ()
+        self,
+        file: ContentFile,
+        wanted: Schema,
+        dictionary_columns: tuple[str, ...] = (),
+        *,
+        filters: bool = False,
     ) -> AbstractContextManager[OpenParquet | OpenAvro]:
-        """Open a file to read its columns ``wanted``."""
+        """Open a file to read its columns ``wanted``. If it ``filters``, Arrow may filter."""
         if file.stored_format == FileFormat.PARQUET:
             leaves = frozenset(leaf_ids(wanted))
 
             def columns_of(physical: pa.Schema) -> FileColumns:
                 return self._file_columns((physical.serialize().to_pybytes(), leaves))
 
-            return closing(OpenParquet(self.files, file, columns_of, dictionary_columns))
+            return closing(OpenParquet(self.files, file, columns_of, dictionary_columns, filters))
         if file.stored_format == FileFormat.AVRO:
             values = self.partition_values(file, wanted, set())
             return closing(OpenAvro(self.files, file, wanted, self._names, values, self.threads))
@@ -164,10 +176,12 @@ class FileReader:
         """Return the partition's values of the wanted columns that the file does not have.
         ``present`` are the IDs of the columns in the file."""
         spec = self._metadata.specs().get(file.spec_id)
+        if spec is None or not spec.fields:
+            return {}
         absent = wanted.field_ids - present
         return {
             field.source_id: file.partition[at]
-            for at, field in enumerate(() if spec is None else spec.fields)
+            for at, field in enumerate(spec.fields)
             if isinstance(field.transform, IdentityTransform)
             and field.source_id in absent
             and file.partition[at] is not None

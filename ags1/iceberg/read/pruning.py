@@ -35,7 +35,7 @@ from pyiceberg.manifest import DataFile, ManifestFile, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from ...avro.variants import VariantType
+from ...columns.avro.variants import VariantType
 from ..pyiceberg.expressions import value_of_bound
 from ..pyiceberg.records import record_values
 from ..spec.column_types import UNITS_A_DAY

@@ -22,9 +22,9 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestFile
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.typedef import Record
 
-from ..._key_metadata import EncodedKeyMetadata
+from ...engine._key_metadata import EncodedKeyMetadata
+from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, MetadataIntegrityError
-from ...key_metadata import KeyMetadata
 from ..pyiceberg.records import (
     DATA_FILE,
     MANIFEST_ENTRY,

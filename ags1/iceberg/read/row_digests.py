@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...arrow_nested import with_child
+from ...columns.arrow_nested import with_child
 from .deletes import comparable
 
 # Shape (rows, 2): a digest is two numbers of 64 bits.

@@ -26,7 +26,7 @@ from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.types import strtobool
 
-from ...arrow_nested import cast_rows
+from ...columns.arrow_nested import cast_rows
 from ..pyiceberg.arrow import arrow_schema
 from ..pyiceberg.expressions import parse_row_filter
 from ..pyiceberg.scans import PlannedScan, appends_between

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from ...process import Lock
+from ...host.process import Lock
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

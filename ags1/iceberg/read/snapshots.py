@@ -30,8 +30,8 @@ from pyiceberg.manifest import (
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.table.snapshots import Snapshot
 
+from ...engine.key_metadata import KeyMetadata
 from ...errors import MetadataIntegrityError, NotEncryptedError
-from ...key_metadata import KeyMetadata
 from ..pyiceberg.records import (
     MANIFEST_ENTRY_SCHEMAS,
     MANIFEST_LIST_FILE_SCHEMAS,

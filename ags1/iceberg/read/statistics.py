@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, MetadataIntegrityError
-from ...key_metadata import KeyMetadata
 from ..storage.table_files import TableFiles
 
 _STATISTICS = ("statistics", "partition-statistics")

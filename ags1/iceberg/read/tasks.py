@@ -32,7 +32,7 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from ...cpu import usable_cpus
+from ...host.cpu import usable_cpus
 from ..spec.column_types import as_stored, check_readable, with_struct_defaults
 from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles
@@ -183,11 +183,12 @@ class TaskReader:
         wanted = self._reader.table_columns(
             self._field_ids.union(*(field_ids for field_ids, _ in deleted_keys))
         )
-        with self._reader.open(file, wanted, self._dictionary_columns) as opened:
+        # Positions count all rows, so Arrow must not filter any out.
+        counts_rows = has_positions or deleted is not None
+        filters = self._filter is not None and not counts_rows
+        with self._reader.open(file, wanted, self._dictionary_columns, filters=filters) as opened:
             columns = opened.columns
             missing = self._reader.partition_values(file, wanted, columns.schema.field_ids)
-            # Positions count all rows, so Arrow must not filter any out.
-            counts_rows = has_positions or deleted is not None
             arrow_filter = None if counts_rows else self._arrow_filter(opened, file)
             own_filter = self._filter if arrow_filter is None else None
             first = opened.rows_before(split[0]) if split is not None and counts_rows else 0

@@ -21,8 +21,8 @@ from pyiceberg.conversions import from_json, to_json
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.schema import Schema, index_by_id
 
-from ...avro.types import MAX_AVRO_DEPTH
-from ...avro.variants import VARIANT_PARTS, VariantType
+from ...columns.avro.types import MAX_AVRO_DEPTH
+from ...columns.avro.variants import VARIANT_PARTS, VariantType
 from ...errors import UnsupportedTypeError
 
 # As Java spells them; PyIceberg reads and writes the parameters in quotes.

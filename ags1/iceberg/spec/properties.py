@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...key_metadata import KEY_SIZES
+from ...engine.key_metadata import KEY_SIZES
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from .constants import FORMAT_VERSION
 from .table_keys import PRUNE_ON_COMMIT, prunes_on_commit

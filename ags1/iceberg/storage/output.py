@@ -19,12 +19,12 @@ from typing import Any, BinaryIO, cast
 
 from pyiceberg.io import FileIO, InputStream
 
-from ... import oneshot
-from ..._gcm import process_number
-from ...atomic import AtomicFile, sync_folder
+from ...engine import oneshot
+from ...engine.key_metadata import KeyMetadata
+from ...engine.layout import DEFAULT_BLOCK_SIZE
 from ...errors import KeyReuseError
-from ...key_metadata import KeyMetadata
-from ...layout import DEFAULT_BLOCK_SIZE
+from ...host._process import process_number
+from ...host.atomic import AtomicFile, sync_folder
 from .listing import list_files
 from .locations import local_path, mapped_location, new_input
 

@@ -20,8 +20,12 @@ from typing import Any, NoReturn, TypeVar
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 
-from ... import oneshot
-from ...avro.container import AVRO_MAGIC
+from ...columns.avro.container import AVRO_MAGIC
+from ...engine import oneshot
+from ...engine.geometry import trusted_length
+from ...engine.key_metadata import KeyMetadata
+from ...engine.layout import DEFAULT_BLOCK_SIZE, HEADER_SIZE, MAGIC, build_header
+from ...engine.reader import Reader
 from ...errors import (
     Ags1Error,
     FormatError,
@@ -31,11 +35,7 @@ from ...errors import (
     NotEncryptedError,
     TruncatedError,
 )
-from ...geometry import trusted_length
-from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
-from ...layout import DEFAULT_BLOCK_SIZE, HEADER_SIZE, MAGIC, build_header
-from ...reader import Reader
 from .locations import is_encodable, local_path, mapped_location, new_input, refuse_pipe
 
 _HEADER = build_header(DEFAULT_BLOCK_SIZE)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
-from ...layout import MAGIC
+from ...engine.layout import MAGIC
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from .locations import UnambiguousLocation, unambiguous
 from .table_files import TableFiles

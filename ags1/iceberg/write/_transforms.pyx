@@ -12,7 +12,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from ags1._buffers cimport new_object, take_input
+from ags1.engine._buffers cimport new_object, take_input
 
 cdef extern from *:
     """

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from ...arrow_layouts import plain_batch, plain_schema
+from ...columns.arrow_layouts import plain_batch, plain_schema
 
 
 class ArrowStreamProducer(Protocol):

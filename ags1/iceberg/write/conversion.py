@@ -38,9 +38,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from ...arrow_nested import compacted, with_child
-from ...avro.projection import default_of
-from ...avro.variants import VARIANT_PARTS, VariantType
+from ...columns.arrow_nested import compacted, with_child
+from ...columns.avro.projection import default_of
+from ...columns.avro.variants import VARIANT_PARTS, VariantType
 from ...errors import FormatError, UnsupportedTypeError
 from ..formats.variants import whole
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
@@ -283,7 +283,7 @@ def _check_text(values: pa.Array) -> None:
     stored = np.frombuffer(data, np.int8)[ends[0] : ends[len(values)]]
     # Most text is ASCII, and it takes far less time to see that.
     if stored.size and stored.min() < 0:
-        values.cast(pa.large_binary() if is_large else pa.binary()).cast(values.type)
+        values.validate(full=True)
 
 
 def _variants(values: pa.Array, path: str) -> pa.StructArray:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import FileScanTask
 
-from ...arrow_nested import cast_rows
+from ...columns.arrow_nested import cast_rows
 from ..read.records import ContentFile, ManifestEntry
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput

@@ -28,9 +28,9 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 
-from ...arrow_nested import with_offsets
-from ...cpu import usable_cpus
+from ...columns.arrow_nested import with_offsets
 from ...errors import MetadataIntegrityError
+from ...host.cpu import usable_cpus
 from ..read.records import ContentFile
 from ..storage.output import TableOutput
 from .conversion import Rows, as_batches

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from pyiceberg.table.locations import LocationProvider
 
-from ...cpu import usable_cpus
+from ...host.cpu import usable_cpus
 from ..read.records import ContentFile
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles

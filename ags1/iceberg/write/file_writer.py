@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_encryption_properties
 from pyiceberg.table.locations import LocationProvider
 
-from ..._arrow_random import draw_from_kernel
-from ...arrow_nested import for_parquet
-from ...avro.variants import VariantType
-from ...avro.writer import AvroFileWriter
+from ...columns.arrow_nested import for_parquet
+from ...columns.avro.variants import VariantType
+from ...columns.avro.writer import AvroFileWriter
+from ...engine._arrow_random import draw_from_kernel
+from ...engine.key_metadata import KeyMetadata
 from ...errors import KeyReuseError
-from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..formats.parquet_variants import AnnotatedFile
 from ..read.records import DATA, ContentFile

@@ -26,10 +26,10 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
-from ...avro.container import AvroCodec, compact
-from ...avro.records import RecordFile
+from ...columns.avro.container import AvroCodec, compact
+from ...columns.avro.records import RecordFile
+from ...engine.key_metadata import KeyMetadata
 from ...errors import NotEncryptedError
-from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..pyiceberg.records import record_values
 from ..read.records import (

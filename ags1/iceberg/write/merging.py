@@ -24,7 +24,7 @@ from uuid import UUID
 import pyarrow as pa
 from pyiceberg.table import FileScanTask
 
-from ...arrow_nested import cast_rows
+from ...columns.arrow_nested import cast_rows
 from ..read.ahead import in_order
 from ..read.records import ContentFile
 from ..read.tasks import TaskReader

@@ -31,7 +31,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
-from ...avro.variants import VARIANT_PARTS, VariantType
+from ...columns.avro.variants import VARIANT_PARTS, VariantType
 
 _DEFAULT = "write.metadata.metrics.default"
 _OF_COLUMN = "write.metadata.metrics.column."

@@ -15,7 +15,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.transforms import VoidTransform
 
-from ...avro.container import AvroCodec
+from ...columns.avro.container import AvroCodec
 from ...errors import UnsupportedTypeError
 from ..spec.column_types import parse_schema, writable
 from .conversion import RowConversion

@@ -25,13 +25,13 @@ from typing import Any
 from pyiceberg.manifest import FileFormat
 from pyiceberg.table.locations import LocationProvider
 
-from ..._gcm import Checksum, random_bytes
-from ...avro.files import AvroFile
+from ...columns.avro.files import AvroFile
+from ...engine._gcm import Checksum, random_bytes
+from ...engine.key_metadata import KeyMetadata
+from ...engine.layout import DEFAULT_BLOCK_SIZE
+from ...engine.reader import Reader
+from ...engine.writer import Writer
 from ...errors import Ags1Error, MetadataIntegrityError
-from ...key_metadata import KeyMetadata
-from ...layout import DEFAULT_BLOCK_SIZE
-from ...reader import Reader
-from ...writer import Writer
 from ..formats.parquet_transcription import read_contents, transcribe_parquet
 from ..read.records import ContentFile
 from ..storage.output import TableOutput

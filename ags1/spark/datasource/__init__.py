@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from ...layout import encrypted_size
+from ...engine.layout import encrypted_size
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema

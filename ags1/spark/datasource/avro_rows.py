@@ -1,7 +1,7 @@
 """Reads and writes encrypted Avro files as Arrow batches. Needs PyIceberg, which is optional.
 
-``ags1.avro`` reads the files of any program: it needs an Iceberg schema, which is made from the
-file's own. Knows nothing of wrapped keys and of Spark.
+``ags1.columns.avro`` reads the files of any program: it needs an Iceberg schema, which is made from
+the file's own. Knows nothing of wrapped keys and of Spark.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import Schema
 
-from ...arrow_nested import with_offsets
-from ...atomic import AtomicFile
-from ...avro.container import AvroCodec
-from ...avro.files import AvroFile
-from ...avro.schema import avro_schema, iceberg_schema_of_avro
-from ...avro.writer import AvroFileWriter
+from ...columns.arrow_nested import with_offsets
+from ...columns.avro.container import AvroCodec
+from ...columns.avro.files import AvroFile
+from ...columns.avro.schema import avro_schema, iceberg_schema_of_avro
+from ...columns.avro.writer import AvroFileWriter
+from ...engine.key_metadata import KeyMetadata
 from ...errors import FormatError, UnsupportedTypeError
-from ...key_metadata import KeyMetadata
+from ...host.atomic import AtomicFile
 from .encrypted_files import OpenPart
 
 _BATCH_ROWS = 1 << 16

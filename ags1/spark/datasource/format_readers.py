@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from ...columns.row_groups import row_group_starts
 from ...errors import FormatError
-from ...row_groups import row_group_starts
 from .. import options as opt
 from .csv_records import Quoting, first_record, whole_records
 from .encrypted_files import OpenPart

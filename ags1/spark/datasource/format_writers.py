@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from ...arrow_nested import for_parquet
-from ...key_metadata import KeyMetadata
+from ...columns.arrow_nested import for_parquet
+from ...engine.key_metadata import KeyMetadata
+from ...engine.stream import open as open_stream
 from ...keys.keychain import FILE_KEY_SIZE
-from ...stream import open as open_stream
 from .. import options as opt
 
 _ROW_GROUP_SIZE = 64 << 20

@@ -16,11 +16,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...errors import Ags1Error
-from ...keys.sidecar import Sidecar, sidecar_path
-from ..jobs.publishing import end, published, settle_pending, sync_names
-from ..jobs.selection import SUFFIX
-from ..keys import as_text
-from ..ledger import (
+from ...files.keys import as_text
+from ...files.ledger import (
     DONE,
     ENCRYPT,
     FAILED,
@@ -31,8 +28,12 @@ from ..ledger import (
     check_ledger,
     open_ledger,
 )
-from ..ledger.rows import encrypted_row
-from ..storage.places import open_storage
+from ...files.ledger.rows import encrypted_row
+from ...files.staging import marks
+from ...files.staging.places import open_storage
+from ...keys.sidecar import Sidecar, sidecar_path
+from ..jobs.publishing import end, published, settle_pending, sync_names
+from ..jobs.selection import SUFFIX
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 
@@ -139,7 +140,7 @@ def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:
     # One at the most: without new files, nothing is staged.
     jobs = {row.job_id for row in rows if row.attempt is not None}
     for job_id in jobs:
-        open_storage(folder).mark(job_id, folder, durable=True)
+        marks.leave(open_storage(folder), job_id, folder, durable=True)
         ledger.begin(job_id, folder)
     _publish(ledger, rows)
     for job_id in jobs:

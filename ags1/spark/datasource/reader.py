@@ -13,14 +13,15 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ...errors import KeyMetadataError
+from ...files.keys import FileKeys, as_text
+from ...files.ledger import DONE, ENCRYPT, REMOVED, open_ledger
+from ...files.ledger.lookup import joined, pending_keys
+from ...files.staging.places import absolute
+from ...files.staging.protocol import REQUESTS
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
-from ..keys import FileKeys
-from ..ledger import DONE, ENCRYPT, REMOVED, open_ledger
 from ..planning_errors import in_few_words
 from ..splits import PART_SIZE
-from ..storage.places import absolute
-from ..storage.protocol import REQUESTS
 from ..workers import end_of_task
 from .encrypted_files import (
     Listed,
@@ -96,6 +97,7 @@ def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]
     if not options.get("ledger"):
         return list(listed.values()), {}
     with open_ledger(options["ledger"], writing=False) as ledger:
+        new = pending_keys(ledger)
         known = ledger.done(ENCRYPT, ("key_metadata",))
         # Files of a job that is running, and files that were removed.
         others = {
@@ -116,6 +118,9 @@ def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]
     keys: dict[str, str] = {}
     for target, file in listed.items():
         if target in known and (wrapped := known[target].key_metadata) is not None:
+            # A job may be replacing the file.
+            if target in new and (both := joined(wrapped, new[target])) is not None:
+                wrapped = as_text(both.to_dict())
             keys[file.path] = wrapped
     return sorted(file for file in listed.values() if file.path in keys), keys
 

@@ -7,6 +7,7 @@ completed, otherwise among the job's staged files (see ``storage``). Knows nothi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -14,15 +15,15 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from ... import layout
-from ...key_metadata import KeyMetadata
+from ...engine import layout
+from ...engine.key_metadata import KeyMetadata
+from ...files.ledger import Row
+from ...files.paths import local_path
+from ...files.staging import local_files as files
+from ...files.staging.pieces import BLOCK_SIZE, Item
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import Attempt, Staging
 from ..jobs.planning import whole
-from ..ledger import Row
-from ..paths import local_path
-from ..storage import local_files as files
-from ..storage.pieces import BLOCK_SIZE, Item
-from ..storage.places import open_storage
-from ..storage.protocol import Attempt, Staging
 
 # Of a file that is uploaded, if the storage does not say.
 _RUN_BLOCKS = 8
@@ -92,7 +93,8 @@ def clear(folder: str, job_id: str) -> None:
 
 def remove(path: str) -> None:
     """Remove a published file, if it exists. A file that cannot be removed stays."""
-    open_storage(path).remove(path)
+    with contextlib.suppress(OSError):
+        open_storage(path).remove(path)
 
 
 def _staging(folder: str, job_id: str) -> str:

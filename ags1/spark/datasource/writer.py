@@ -25,16 +25,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ...key_metadata import KeyMetadata
-from ...keys.pairs import publish_pair
-from ...keys.sidecar import Sidecar, sidecar_path
+from ...engine.key_metadata import KeyMetadata
+from ...files.keys import FileKeys
+from ...files.ledger import ledger_location
+from ...files.paths import local_path
+from ...files.sidecars import OldKeys, publish_pair
+from ...files.staging.places import absolute, open_storage
+from ...keys.sidecar import START_SIZE, Sidecar, first_nonce, sidecar_path
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..jobs.selection import SUFFIX
-from ..keys import FileKeys
-from ..ledger import ledger_location
-from ..paths import local_path
-from ..storage.places import absolute, open_storage
 from ..workers import end_of_task
 from . import staging
 from .encrypted_files import encrypted_below
@@ -90,14 +90,21 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         extension = "txt" if self._inner == "text" else self._inner
         name = f"part-{number:05d}-{self._job_id}-{unique}.{extension}"
 
+        nonce: bytes | None = None
+
         def write(path: str) -> KeyMetadata:
-            return write_file(self._inner, path, self._columns, chain(first, rows), self._options)
+            nonlocal nonce
+            found = chain(first, rows)
+            key_metadata = write_file(self._inner, path, self._columns, found, self._options)
+            with open(path, "rb") as file:
+                nonce = first_nonce(file.read(START_SIZE))
+            return key_metadata
 
         target = name if self._ledger is None else name + SUFFIX
         staged, key_metadata = staging.stage(self._folder, target, self._job_id, number, write)
         assert key_metadata.file_length is not None
         end_of_task()
-        wrapped = self._keys.wrap(key_metadata)
+        wrapped = self._keys.wrap(key_metadata, nonce)
         return WrittenFile(NewFile(name, staged, key_metadata.file_length, wrapped))
 
     def commit(self, messages: list[WrittenFile | None]) -> None:
@@ -135,9 +142,7 @@ def _commit_with_sidecars(folder: str, files: list[NewFile], *, overwrite: bool)
             sidecar = Sidecar.from_bytes(json.dumps(file.wrapped).encode())
             staged = staging.staged_path(folder, file.staged)
             # No other file has this name.
-            publish_pair(
-                staged, target, sidecar, sidecar_path(target), overwrite=True, durable=True
-            )
+            publish_pair(staged, target, sidecar, sidecar_path(target), OldKeys.RETIRE)
     except BaseException:
         for path in published:
             remove_with_sidecar(path)

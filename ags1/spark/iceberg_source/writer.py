@@ -29,7 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ... import private_file
+from ...host import private_file
 from ...iceberg.distributed import EncryptedTable, WriteJob
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform

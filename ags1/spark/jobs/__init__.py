@@ -11,7 +11,6 @@
     work        a task encrypts, decrypts or verifies its pieces, under names of its own
     transfer    blocks go from a source to an output, encrypted or decrypted on the way
     publishing  files get their names; the work of a killed job is finished
-    pairing     a file's sidecar, around the step in which the file gets its name
     rewrapping  a ledger's keys are wrapped again
     sidecars    a ledger's keys go to sidecars and back
 
@@ -26,11 +25,11 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from ..keys import FileKeys, KmsConfig
-from ..ledger import DECRYPT, ENCRYPT, ledger_location
-from ..storage.packed import Packed
-from ..storage.pieces import Item
-from ..storage.places import absolute
+from ...files.keys import FileKeys, KmsConfig
+from ...files.ledger import DECRYPT, ENCRYPT, ledger_location
+from ...files.staging.packed import Packed
+from ...files.staging.pieces import Item
+from ...files.staging.places import absolute
 from .report import FailedFile, PlannedFile, Progress, Summary
 from .rewrapping import rewrap_ledger
 from .running import VERIFY, Job, JobOptions

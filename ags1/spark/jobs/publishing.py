@@ -4,7 +4,7 @@ A batch is pending in the ledger, with all its keys, before the first of its fil
 
     staged      the file is complete, under a temporary name; the ledger has no key
     pending     the ledger has the file's key, in a batch that is not settled
-    published   the file has its name; if the job writes sidecars, it has its own (``pairing``)
+    published   the file has its name; if the job writes sidecars, it has its own
     settled     the ledger has the file as done, or as failed
 
 If the driver is killed while the batch is pending, ``settle_pending`` of the next job goes on here.
@@ -32,10 +32,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ..ledger import DONE, FAILED, JobNote, Ledger, Row
-from ..storage.places import open_storage
-from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
-from .pairing import add_key, drop_old_keys, remove_key
+from ...errors import KeyMetadataError
+from ...files.ledger import DONE, FAILED, JobNote, Ledger, Row
+from ...files.publish import publish
+from ...files.sidecars import Beside, OldKeys, StoragePlace
+from ...files.staging import local_files, marks
+from ...files.staging.local import LocalStorage
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
+from ...keys.sidecar import Sidecar
 from .work import cause
 
 # How long a task may need from one look at its job's mark to the next, with a large margin.
@@ -81,25 +86,16 @@ def settle_pending(
 def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     """Raise OSError if the folder of a killed job's files is not mounted. Otherwise the job's files
     would count as lost."""
-    if not _is_there(job_id, root):
+    if not marks.is_there(open_storage(root), job_id, root):
         message = "the folder of a killed job's files is not there: mount it; if it is lost for "
         message += f"good, run: ags1 spark ledger forget {ledger.location} {job_id}"
         raise FileNotFoundError(errno.ENOENT, message, root)
 
 
-def _is_there(job_id: str, root: str) -> bool:
-    """Whether the folder that a job has marked is mounted. A store that cannot be reached raises
-    OSError at the next call instead."""
-    mount = open_storage(root).mount
-    return mount is None or mount.has_mark(job_id, root)
-
-
 def end(ledger: Ledger, job_id: str, root: str) -> None:
     """Note that a job has ended, and remove its mark."""
     ledger.end(job_id)
-    mount = open_storage(root).mount
-    if mount is not None:
-        mount.remove_mark(job_id, root)
+    marks.remove(open_storage(root), job_id, root)
 
 
 def clear_again(ledger: Ledger) -> None:
@@ -123,9 +119,9 @@ def clear(
     No batch of the job may be pending."""
     try:
         storage = open_storage(root)
-        if not _is_there(job_id, root):
+        if not marks.is_there(storage, job_id, root):
             return
-        storage.end_mark(job_id, root)
+        marks.end(storage, job_id, root)
         if not storage.clear(job_id, root, folders, ledger.staged(job_id)):
             return
     except OSError:
@@ -160,11 +156,9 @@ def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = Fals
 def sync_names(rows: Sequence[Row]) -> None:
     """Sync the names of files that are done to the disk. Raises OSError."""
     targets = [row.target for row in rows if row.status == DONE]
-    if targets:
-        # All targets of a batch are in one storage.
-        mount = open_storage(targets[0]).mount
-        if mount is not None:
-            mount.sync_names(set(map(os.path.dirname, targets)))
+    # All targets of a batch are in one storage.
+    if targets and not open_storage(targets[0]).is_remote:
+        local_files.sync_names(set(map(os.path.dirname, targets)))
 
 
 def has_its_name(row: Row) -> bool:
@@ -187,24 +181,65 @@ def _published(
 def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
     if not _is_staged(row):
         return row
-    storage = open_storage(row.target)
-    has_old_keys = False
+    is_put = False
+
+    def put() -> None:
+        nonlocal is_put
+        open_storage(row.target).publish(row, again=again)
+        is_put = True
+
+    def may_be_named(error: BaseException) -> bool:
+        # If our staged file is gone, a job that has taken this one over may have given it its name.
+        if not isinstance(error, OSError) or (isinstance(error, NothingStagedError) and not again):
+            return True
+        return again and not isinstance(error, (FileExistsError, NothingStagedError))
+
     try:
         if sidecars:
-            has_old_keys = add_key(row)
-        storage.publish(row, again=again)
+            publish(_keystore(row), put, may_be_named)
+        else:
+            put()
     except OSError as error:
-        if again and not isinstance(error, (FileExistsError, NothingStagedError)):
+        if is_put or (again and not isinstance(error, (FileExistsError, NothingStagedError))):
             raise
-        # If our staged file is gone, a job that has taken this one over may have given it its name.
-        if sidecars and (again or not isinstance(error, NothingStagedError)):
-            remove_key(row)
         # The row keeps its key, so that no file is lost, whatever went wrong.
         row = row._replace(status=FAILED, error_kind=type(error).__name__, error=cause(error))
         return row._replace(target_size=None, plaintext_hmac=None, attempt=None)
-    if has_old_keys:
-        drop_old_keys(row)
     return row
+
+
+def _keystore(row: Row) -> Beside:
+    """Return the sidecar of a row's target, and the row's key for it. Old keys stay if the job
+    replaces no file. All this can be repeated after a kill: it looks at what is there."""
+    try:
+        sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
+    except KeyMetadataError as error:  # the row is damaged
+        raise OSError(errno.EINVAL, error.message, row.target) from None
+    return _Beside(_JobPlace(row), sidecar, OldKeys.RETIRE if row.replaces else OldKeys.KEEP)
+
+
+class _Beside(Beside):
+    def add(self) -> bool:
+        """Raises OSError alone: it is an error of this file."""
+        try:
+            return super().add()
+        except KeyMetadataError as error:
+            path = str(error.file)
+            raise OSError(errno.EINVAL, f"{error.message}: {path}", path) from None
+
+
+class _JobPlace(StoragePlace):
+    """The sidecar beside a row's target."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(open_storage(row.target), row.target)
+        self._row = row
+
+    def write(self, data: bytes) -> None:
+        if isinstance(self.storage, LocalStorage):
+            self.storage.write_beside(self._row, self.path, data)
+        else:
+            super().write(data)
 
 
 def _withdraw_failed(row: Row, after: Row) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..ledger import DONE, FAILED, SKIPPED, Row
-from ..storage.pieces import Item
+from ...files.ledger import DONE, FAILED, SKIPPED, Row
+from ...files.staging.pieces import Item
 from .work import NO_ROOM, Result, failed
 
 _log = logging.getLogger(__name__)

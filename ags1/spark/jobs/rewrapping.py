@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ...files.keys import FileKeys, KmsConfig, as_text
+from ...files.ledger import Row, ledger_location
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
-from ..keys import FileKeys, KmsConfig, as_text
-from ..ledger import Row, ledger_location
 from .report import Summary
 from .running import Job, JobOptions
 from .work import cause

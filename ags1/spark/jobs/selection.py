@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from ...engine.layout import encrypted_size
 from ...errors import FormatError, KeyMetadataError, TruncatedError
+from ...files.ledger import DONE, ENCRYPT, Ledger, Row
+from ...files.staging.packed import DigestMap, Packed, PackedRows
+from ...files.staging.pieces import BLOCK_SIZE, Item
+from ...files.staging.places import absolute, find, open_storage
+from ...files.staging.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
 from ...keys.sidecar import SUFFIX as KEYS
-from ...layout import encrypted_size
-from ..ledger import DONE, ENCRYPT, Ledger, Row
-from ..storage.packed import DigestMap, Packed, PackedRows
-from ..storage.pieces import BLOCK_SIZE, Item
-from ..storage.places import absolute, find, open_storage
-from ..storage.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
 from .patterns import Patterns
 from .publishing import has_its_name
 from .work import WRONG_LENGTH

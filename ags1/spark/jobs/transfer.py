@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ... import layout
-from ..._gcm import BlockCipher
-from ..._pump import Pump
+from ...engine import layout
+from ...engine._gcm import BlockCipher
+from ...engine._pump import Pump
+from ...engine.geometry import Geometry
+from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, TruncatedError
-from ...geometry import Geometry
-from ...key_metadata import KeyMetadata
-from ...process import OncePerProcess
-from ..storage.pieces import BLOCK_SIZE
-from ..storage.protocol import CHANGED, Output, Source
+from ...files.staging.pieces import BLOCK_SIZE
+from ...files.staging.protocol import CHANGED, Output, Source
+from ...host.process import OncePerProcess
 
 # The blocks of a run by default, and the runs that are read ahead.
 RUN_BLOCKS = 8
@@ -36,9 +36,10 @@ def seal(
     geometry: Geometry,
     blocks: range,
     run: int,
-) -> None:
+) -> bytes | None:
     """Encrypt blocks of a source, ``run`` at a time; the header comes before the first block of a
-    file. Raises Ags1Error if the source ends early, OSError."""
+    file. Return the nonce of the file's first block, None if that is not among them. Raises
+    Ags1Error if the source ends early, OSError."""
     cipher = BlockCipher(
         key_metadata.encryption_key, key_metadata.aad_prefix, block_size=BLOCK_SIZE
     )
@@ -52,7 +53,8 @@ def seal(
                 pump.seal(cipher, blocks.start, text_size)
             except TruncatedError:
                 raise Ags1Error(CHANGED) from None
-        return
+        return os.pread(output.fd, layout.NONCE_SIZE, len(header)) if header else None
+    nonce = None
     runs = _runs(blocks, run)
     buffer = memoryview(bytearray(len(header) + geometry.slots(*runs[0])[1]))
     buffer[: len(header)] = header
@@ -60,7 +62,10 @@ def seal(
     for (first, _), text in zip(runs, _read(source, texts, Ags1Error(CHANGED)), strict=True):
         begin = 0 if first else len(header)
         size = cipher.seal_blocks(text, buffer[begin:], first)
+        if begin:
+            nonce = bytes(buffer[begin : begin + layout.NONCE_SIZE])
         output.write(buffer[: begin + size])
+    return nonce
 
 
 def open_blocks(

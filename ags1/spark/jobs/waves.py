@@ -23,15 +23,17 @@ from contextlib import closing
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from ...bulk import verify_file
+from ...engine.bulk import verify_file
+from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE
-from ...key_metadata import KeyMetadata
+from ...files.keys import FileKeys, as_text
+from ...files.ledger import DONE, Ledger, Row
+from ...files.staging import local_files
+from ...files.staging.pieces import Item, target_size
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import JobEndedError, Staging
 from ...keys.keychain import FILE_KEY_SIZE
-from ..keys import FileKeys, as_text
-from ..ledger import DONE, Ledger, Row
-from ..storage.pieces import Item, target_size
-from ..storage.places import open_storage
-from ..storage.protocol import JobEndedError, Staging
+from ...keys.sidecar import Sidecar
 from ..workers import task_context
 from . import planning
 from .group import JobGroup, SparkEndedError
@@ -102,8 +104,8 @@ class Waves:
 
     def note_folders(self, folders: Iterable[str]) -> None:
         """Note those of the folders that do not exist yet. Raises OSError."""
-        if self._storage.mount is not None:
-            self.new_folders |= self._storage.mount.missing_folders(folders, self._staging.root)
+        if not self._storage.is_remote:
+            self.new_folders |= local_files.missing_folders(folders, self._staging.root)
 
     def run(self, items: Collection[Item], work: Work) -> int:
         """Do the work on items. Return how many were tried: after some failures the rest is
@@ -289,7 +291,9 @@ class Waves:
         attempt = self._storage.gather(self._staging, item, shared.staged, staged, check)
         result = max(results, key=lambda result: result.first_block)
         if shared.wrapped is not None:
-            result = result._replace(wrapped=shared.wrapped, key_id=shared.key_id)
+            nonce = next((r.nonce for r in results if r.nonce is not None), None)
+            wrapped = Sidecar.from_bytes(shared.wrapped.encode()).with_nonce(nonce).to_dict()
+            result = result._replace(wrapped=as_text(wrapped), key_id=shared.key_id)
         return result._replace(staged=attempt, plaintext_hmac=digest)
 
     def commit(self, rows: list[Row]) -> None:

@@ -16,16 +16,18 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import ClassVar, NamedTuple
 
-from ... import layout, oneshot
+from ...engine import layout, oneshot
+from ...engine.geometry import Geometry, claim_key, file_geometry
+from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE, Ags1Error
-from ...geometry import Geometry, claim_key, file_geometry
-from ...key_metadata import KeyMetadata
+from ...files.keys import FileKeys, as_text
+from ...files.paths import local_path
+from ...files.staging import local_files, marks
+from ...files.staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ...keys.keychain import FILE_KEY_SIZE
-from ..keys import FileKeys, as_text
-from ..paths import local_path
-from ..storage.pieces import BLOCK_SIZE, Item, Piece, target_offset
-from ..storage.places import open_storage
-from ..storage.protocol import CHANGED, Attempt, JobEndedError, Output, Source
+from ...keys.sidecar import START_SIZE, first_nonce
 from ..workers import end_of_task, task_context
 from .transfer import open_blocks, seal, texts_of
 
@@ -42,7 +44,8 @@ _SIDE_BY_SIDE = 8
 class Result(NamedTuple):
     """The result for a piece. ``staged`` tells the target's storage where the bytes are.
     ``wrapped`` and ``key_id`` are the wrapped key and its id, if the task made a key. Sizes are
-    bytes. ``error_kind`` is the exception's name; a piece with an ``error`` and no kind was
+    bytes. ``nonce`` is that of the first block, if the task wrote that. ``error_kind`` is the
+    exception's name; a piece with an ``error`` and no kind was
     skipped. ``errno`` is that of an OSError."""
 
     number: int
@@ -53,6 +56,7 @@ class Result(NamedTuple):
     target_size: int = 0
     wrapped: str | None = None
     key_id: str | None = None
+    nonce: bytes | None = None
     plaintext_hmac: bytes | None = None
     error_kind: str | None = None
     error: str | None = None
@@ -97,9 +101,9 @@ class Work:
             for result in self._results(task, attempt):
                 results.append(result)
             if self.writes:
-                storage.check_mark(attempt, now=True)
-                if self.durable and storage.mount is not None:
-                    storage.mount.sync([r.staged for r in results if r.staged])
+                marks.check(storage, attempt, now=True)
+                if self.durable and not storage.is_remote:
+                    local_files.sync([r.staged for r in results if r.staged])
         except BaseException as error:
             pieces = {piece.number: piece for piece in task}
             for result in results:
@@ -193,6 +197,7 @@ class Encrypting(Work):
             with self.output(piece, attempt, source) as out:
                 source.check_unchanged()
                 out.write(sealed)
+            nonce = first_nonce(sealed[:START_SIZE])
         else:
             if source.read(0, len(layout.MAGIC)) == layout.MAGIC:
                 return _skipped(piece, source)
@@ -200,12 +205,13 @@ class Encrypting(Work):
             claim_key(key_metadata, reuse_key=False)
             geometry = _geometry_of(size)
             with self.output(piece, attempt, source) as out:
-                seal(source, out, key_metadata, geometry, range(geometry.block_count), piece.unit)
+                blocks = range(geometry.block_count)
+                nonce = seal(source, out, key_metadata, geometry, blocks, piece.unit)
                 digest = self._hmac(source) if self.digests else None
                 source.check_unchanged()
             key_metadata = key_metadata.with_file_length(geometry.encrypted_size)
         assert key_metadata.file_length is not None
-        document = self.keys.wrap(key_metadata)
+        document = self.keys.wrap(key_metadata, nonce)
         return _done(piece, source, out.staged, key_metadata.file_length)._replace(
             wrapped=as_text(document), key_id=document["key-id"], plaintext_hmac=digest
         )
@@ -225,9 +231,10 @@ class Encrypting(Work):
         geometry = _geometry_of(source.size)
         blocks = range(piece.first_block, piece.first_block + piece.block_count)
         with self.output(piece, attempt, source) as out:
-            seal(source, out, key_metadata, geometry, blocks, piece.unit)
+            nonce = seal(source, out, key_metadata, geometry, blocks, piece.unit)
             source.check_unchanged()
-        return _done(piece, source, out.staged, geometry.encrypted_size)
+        result = _done(piece, source, out.staged, geometry.encrypted_size)
+        return result._replace(nonce=nonce)
 
 
 class Opening(Work):
@@ -235,12 +242,13 @@ class Opening(Work):
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         assert piece.wrapped is not None
-        key_metadata = self.keys.unwrap(piece.wrapped)
         with self.source(piece) as source:
             # The piece was cut by that size.
             if source.size != piece.source_size:
                 raise Ags1Error(CHANGED)
-            header = source.read(0, min(layout.HEADER_SIZE, source.size))
+            start = source.read(0, min(START_SIZE, source.size))
+            key_metadata = self.keys.unwrap(piece.wrapped, first_nonce(start))
+            header = start[: layout.HEADER_SIZE]
             # As in Iceberg's readers the block size is fixed: no tag protects the header.
             geometry = file_geometry(header, source.size, key_metadata, block_size=BLOCK_SIZE)
             staged = self._open(piece, attempt, source, key_metadata, geometry)

@@ -18,8 +18,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 import ags1
-from ags1.avro.files import read_avro as read_avro_batches
-from ags1.avro.schema import avro_schema
+from ags1.columns.avro.files import read_avro as read_avro_batches
+from ags1.columns.avro.schema import avro_schema
 
 from ..write.test_data_files import ALL_TYPES, NESTED, NESTED_KIND, NESTED_ROWS, all_types
 

@@ -36,16 +36,16 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from ags1._key_metadata import EncodedKeyMetadata
-from ags1.avro._decoder import (
+from ags1.columns.avro._decoder import (
     Block,
     CheckedDecoder,
     Kind,
     Shape,
     read_records,
 )
-from ags1.avro.records import _encoder
-from ags1.avro.schema import avro_schema, layout
+from ags1.columns.avro.records import _encoder
+from ags1.columns.avro.schema import avro_schema, layout
+from ags1.engine._key_metadata import EncodedKeyMetadata
 from ags1.errors import FormatError
 from ags1.iceberg.read.snapshots import _LOCATIONS, MANIFEST, MANIFEST_LIST
 from ags1.iceberg.write.manifest_schemas import MANIFEST_FILE, entry_type

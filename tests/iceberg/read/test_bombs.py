@@ -11,15 +11,19 @@ import resource
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ags1 import MetadataIntegrityError
-from ags1.avro.container import long, prefixed, string
-from ags1.avro.schema import avro_schema
+from ags1.columns.avro.container import long, prefixed, string
+from ags1.columns.avro.schema import avro_schema
+from ags1.iceberg.read.deletes import read_deletion_vector
 from ags1.iceberg.read.metadata import read_metadata
+from ags1.iceberg.read.records import ContentFile
 from ags1.iceberg.read.snapshots import MANIFEST_LIST, parsed
 from ags1.iceberg.storage.trust import Trust
 from ags1.iceberg.write.manifest_schemas import MANIFEST_FILE
@@ -87,6 +91,18 @@ def test_a_schema_that_doubles_its_names(in_a_fork: InAFork) -> None:
     data = avro(doubling(), "null")
     assert len(data) < 8 << 10
     in_a_fork(in_little_memory(lambda: parsed("manifest list", "m.avro", data, MANIFEST_LIST)))
+
+
+def test_a_puffin_file_of_empty_blobs(in_a_fork: InAFork) -> None:
+    footer = json.dumps({"blobs": [{}] * 200_000}).encode()
+    file = b"PFA1PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
+    record = SimpleNamespace(content_offset=4, content_size_in_bytes=40, file_path="d.puffin")
+    in_a_fork(
+        in_little_memory(
+            lambda: read_deletion_vector(file, cast("ContentFile", record), "a.parquet"),
+            match="has none at byte 4",
+        )
+    )
 
 
 def test_compressed_metadata(tmp_path: Path, in_a_fork: InAFork) -> None:

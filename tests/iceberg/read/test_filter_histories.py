@@ -3,7 +3,8 @@
 A history has nested columns, optional and required, which are renamed, swapped, dropped, added
 again and promoted, and rows that are appended, deleted and kept by tags and branches. Rows are kept
 by field ID, so that the model knows no names. A snapshot and a tag have the snapshot's columns, the
-table and its branches the table's, as in Java.
+table and its branches the table's, as in Java. ``AGS1_TEST_FILTERS=1000000`` tries so many filters,
+600 in each history.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import datetime
 import functools
 import math
 import operator
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -30,6 +32,8 @@ from pyiceberg.transforms import parse_transform
 from ags1.iceberg.read.binding import bind_filter
 from ags1.iceberg.read.pruning import FileFilter
 
+FILTERS_OF_A_HISTORY = 600
+HISTORIES = -(-int(os.environ.get("AGS1_TEST_FILTERS", "3600")) // FILTERS_OF_A_HISTORY)
 _NAMES = ["a", "b", "c", "é", "x-y"]
 # The values of each type, and literals beside them.
 VALUES: dict[str, list[Any]] = {
@@ -462,6 +466,6 @@ def check_history(catalog: Any, seed: object, filters: int, scans: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Delete operation did not match")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(HISTORIES))
 def test_filters_of_a_history(catalog: Any, seed: int) -> None:
-    check_history(catalog, seed, 600, 3)
+    check_history(catalog, seed, FILTERS_OF_A_HISTORY, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType
 from table_maker import TableMaker
 
-from ags1.avro.schema import avro_schema
+from ags1.columns.avro.schema import avro_schema
 from ags1.errors import Ags1Error, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.read.metadata import _decompressed
@@ -234,3 +235,28 @@ def test_bounds_that_are_no_values_are_shown_as_null(tmp_path: Path, case: str) 
             assert readable["id"]["lower_bound"] == 7
         assert dict(table.inspect.files()["lower_bounds"].to_pylist()[0])[2] == bound
         assert table.scan("c is null").count() == 1
+
+
+@pytest.mark.parametrize("odd", [1 << 63, -(1 << 63) - 1, 10**400, "\ud800", "a\udfff", math.nan])
+def test_what_json_has_and_no_other_format_is_refused_in_each_place(
+    table: EncryptedTable, tmp_path: Path, odd: Any
+) -> None:
+    original, location = metadata_of(table), tmp_path / "odd.metadata.json"
+    places = [place for place in paths(original) if place]
+    for place in [*places, ("of-others",)]:
+        changed = copy.deepcopy(original)
+        at = changed
+        for name in place[:-1]:
+            at = at[name]
+        at[place[-1]] = [{"unknown": [[odd]]}] if place == ("of-others",) else odd
+        location.write_text(json.dumps(changed))
+        with pytest.raises(MetadataIntegrityError, match=r"Unicode|64 bits|not JSON"):
+            open_table(str(location), memory_kms())
+
+
+@pytest.mark.parametrize("text", ["[", "null", '[{"names": [1]}]', '[{"names": ["\\ud800"]}]'])
+def test_a_name_mapping_that_is_none(table: EncryptedTable, text: str) -> None:
+    with table.transaction() as transaction:
+        transaction.set_properties({"schema.name-mapping.default": text})
+    with pytest.raises(MetadataIntegrityError, match=r"schema\.name-mapping\.default"):
+        table.scan().to_arrow()

@@ -35,7 +35,7 @@ from pyiceberg.types import NestedField
 from table_maker import TableMaker
 
 from ags1 import FormatError, TruncatedError
-from ags1.avro.schema import avro_schema
+from ags1.columns.avro.schema import avro_schema
 from ags1.iceberg import open_table
 from ags1.iceberg.pyiceberg.arrow import project
 from ags1.iceberg.read import ahead as ahead_module
@@ -916,9 +916,9 @@ def test_a_stream_of_large_files_opens_them_one_after_another(
     opened: list[str] = []
     open_file = FileReader.open
 
-    def counting(self: FileReader, file: Any, *more: Any) -> Any:
+    def counting(self: FileReader, file: Any, *more: Any, **options: Any) -> Any:
         opened.append(file.file_path)
-        return open_file(self, file, *more)
+        return open_file(self, file, *more, **options)
 
     monkeypatch.setattr(FileReader, "open", counting)
     for large, ahead, most in ((least - 1, 10 * size, 1), (size, 2 * size, 2), (size, 1, 1)):

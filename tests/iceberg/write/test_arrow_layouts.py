@@ -25,8 +25,8 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import UnsupportedTypeError
-from ags1.avro.files import AvroFile
-from ags1.avro.schema import iceberg_schema_of_avro
+from ags1.columns.avro.files import AvroFile
+from ags1.columns.avro.schema import iceberg_schema_of_avro
 from ags1.iceberg import EncryptedCatalog
 from ags1.iceberg.pyiceberg.arrow import iceberg_schema
 from ags1.iceberg.write.arrow_input import arrow_rows

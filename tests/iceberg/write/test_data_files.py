@@ -1006,7 +1006,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_encryption_properties
 import ags1
-from ags1._arrow_random import draw_from_kernel
+from ags1.engine._arrow_random import draw_from_kernel
 
 def begun(km):
     file = io.BytesIO()

@@ -54,7 +54,7 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import KeyMetadata, NotEncryptedError
-from ags1.avro.container import AvroCodec, Container, NewContainer
+from ags1.columns.avro.container import AvroCodec, Container, NewContainer
 from ags1.iceberg.pyiceberg.records import read_avro_records
 from ags1.iceberg.read.records import (
     ADDED,

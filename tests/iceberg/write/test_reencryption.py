@@ -30,8 +30,9 @@ from table_maker import stored
 
 import ags1
 from ags1 import KeyMetadata
-from ags1._gcm import Checksum
-from ags1._messages import seal
+from ags1.engine._gcm import Checksum
+from ags1.engine._messages import seal
+from ags1.engine.reader import Reader
 from ags1.errors import (
     Ags1Error,
     AuthenticationError,
@@ -59,7 +60,6 @@ from ags1.iceberg.write import reencryption
 from ags1.iceberg.write.executors import RewriteThreads
 from ags1.iceberg.write.reencryption import new_location, rewrite_file
 from ags1.keys.manager import EncryptionManager
-from ags1.reader import Reader
 
 IO = PyArrowFileIO()
 

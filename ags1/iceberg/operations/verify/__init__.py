@@ -34,8 +34,8 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
-from ....cpu import usable_cpus
 from ....errors import MetadataIntegrityError, NotEncryptedError
+from ....host.cpu import usable_cpus
 from ....keys.manager import Clock, now_ms
 from ...commit.session import TableSession
 from ...storage.byte_meter import ByteMeter

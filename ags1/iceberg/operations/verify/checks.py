@@ -20,11 +20,11 @@ from typing import Protocol, TypeAlias, cast
 
 from pyiceberg.manifest import FileFormat
 
-from ....avro.container import AVRO_MAGIC
-from ....bulk import verify_file
+from ....columns.avro.container import AVRO_MAGIC
+from ....engine.bulk import verify_file
+from ....engine.key_metadata import KeyMetadata
+from ....engine.layout import DEFAULT_BLOCK_SIZE, MAGIC
 from ....errors import Ags1Error, FormatError, NotEncryptedError
-from ....key_metadata import KeyMetadata
-from ....layout import DEFAULT_BLOCK_SIZE, MAGIC
 from ...formats.parquet_modules import WINDOW_SIZE, VerifiedParquet, verify_parquet
 from ...read.deletes import read_deletion_vector
 from ...read.records import ContentFile

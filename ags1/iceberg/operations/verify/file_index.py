@@ -21,9 +21,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ...._gcm import random_bytes
+from ....engine._gcm import random_bytes
+from ....engine.key_metadata import KeyMetadata
 from ....errors import MetadataIntegrityError
-from ....key_metadata import KeyMetadata
 from ...read.records import ContentFile
 from ...storage.locations import FileNames
 from ...storage.table_files import TableFiles

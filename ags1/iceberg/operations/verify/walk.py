@@ -13,8 +13,8 @@ from typing import TypeAlias, TypeVar, cast
 
 from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 
+from ....engine.key_metadata import KeyMetadata
 from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, MetadataIntegrityError
-from ....key_metadata import KeyMetadata
 from ...commit.session import TableSession
 from ...read.records import ContentFile, ManifestEntry
 from ...read.snapshots import (

@@ -1,0 +1,69 @@
+"""``LedgerSidecars``: the wrapped keys that a ledger has for files, for readers outside of jobs.
+
+``ags1.filesystem`` finds it by its name for the storage option ``ledger``. A ledger is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...keys.sidecar import Sidecar
+from .ledger import Ledger, ledger_location, open_ledger
+from .rows import DONE, ENCRYPT
+
+_COLUMNS = ("target", "key_metadata")
+
+
+class LedgerSidecars:
+    """Finds sidecars in a ledger. Raises as ``ledger_location``."""
+
+    def __init__(self, ledger: str) -> None:
+        self._ledger = ledger_location(ledger)
+        # By folder: the ledger's files that were read, and the wrapped keys by target.
+        self._folders: dict[str, tuple[list[str], dict[str, str]]] = {}
+
+    def find(self, targets: Sequence[str], *, pending: bool = False) -> list[Sidecar | None]:
+        """Return the sidecar of each encrypted file, a path or a URL; None if the ledger has no key
+        for it. If the ledger has new rows or keys, it is read again. ``pending``: with the keys of
+        files that a job is giving their names. Raises KeyMetadataError, and as ``open_ledger``."""
+        if not targets:
+            return []
+        new: dict[str, Sidecar] = {}
+        with open_ledger(self._ledger, writing=False) as ledger:
+            if pending:
+                new = pending_keys(ledger)
+            files = ledger.files()
+            for folder in {_folder(target) for target in targets}:
+                if folder in self._folders and self._folders[folder][0] == files:
+                    continue
+                rows = ledger.done(ENCRYPT, _COLUMNS, below=folder).values()
+                keys = {row.target: row.key_metadata for row in rows if row.key_metadata}
+                self._folders[folder] = files, keys
+        found = [self._folders[_folder(target)][1].get(target) for target in targets]
+        return [joined(text, new.get(at)) for at, text in zip(targets, found, strict=True)]
+
+
+def pending_keys(ledger: Ledger) -> dict[str, Sidecar]:
+    """Return by target the keys of files that a job is giving their names, or that was killed.
+    Read the settled ones afterwards (``Ledger.pending``). Raises KeyMetadataError."""
+    found: dict[str, Sidecar] = {}
+    for batch in ledger.pending():
+        for row in batch.rows:
+            if (row.operation, row.status) == (ENCRYPT, DONE) and row.key_metadata:
+                sidecar = joined(row.key_metadata, found.get(row.target))
+                if sidecar is not None:
+                    found[row.target] = sidecar
+    return found
+
+
+def joined(document: str | None, others: Sidecar | None) -> Sidecar | None:
+    """Return the keys of a document and further ones. Which one is a file's, the file's first nonce
+    tells. Raises KeyMetadataError."""
+    if not document:
+        return others
+    sidecar = Sidecar.from_bytes(document.encode())
+    return sidecar if others is None else sidecar.with_keys_of(others)
+
+
+def _folder(target: str) -> str:
+    return target[: target.rfind("/") + 1]

@@ -1,0 +1,92 @@
+"""Parses JSON that holds keys or decides about them.
+
+An object with one name twice is refused. Python and Java would take the second value and drop the
+first; RFC 8259 leaves it open, so other parsers may take the first. Integers of more than 64 bits,
+text with half a surrogate pair, NaN and infinities are refused too: Java, Arrow and UTF-8 have none
+of them. Knows nothing of what the JSON is for.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Pairs = list[tuple[str, Any]]
+_LONGEST_NAME = 100
+_INTEGERS = range(-(1 << 63), 1 << 63)
+
+
+class _DuplicateName(Exception):
+    pass
+
+
+class _LongNumber(Exception):
+    pass
+
+
+def _check_integers(values: Iterable[Any]) -> None:
+    """Raise _LongNumber for an integer of more than 64 bits, in lists too."""
+    for value in values:
+        if type(value) is int:
+            if value not in _INTEGERS:
+                raise _LongNumber
+        elif type(value) is list:
+            _check_integers(value)
+
+
+def _refuse_constant(_: str) -> None:
+    raise ValueError("no JSON")
+
+
+def parse(text: str | bytes, make: Callable[[Pairs], dict[str, Any]] = dict) -> Any:
+    """Return the parsed JSON; ``make`` makes the objects. Raises ValueError, whose message is a
+    predicate: the caller puts the name of what was parsed before it."""
+
+    def unique(pairs: Pairs) -> dict[str, Any]:
+        made = make(pairs)
+        _check_integers(made.values())
+        if len(made) != len(pairs):
+            ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+            raise _DuplicateName(name[:_LONGEST_NAME])
+        return made
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=unique, parse_constant=_refuse_constant)
+        _check_integers([parsed])
+        if _may_have_surrogates(text):
+            json.dumps(parsed, ensure_ascii=False).encode()
+        return parsed
+    except _DuplicateName as error:
+        problem = (
+            f"has the name {error.args[0]!r} twice in one object, and programs differ in which of "
+            "the two they read: restore a copy, or rename or remove one of the two"
+        )
+    except _LongNumber:
+        problem = "has an integer of more than 64 bits"
+    except UnicodeEncodeError:
+        problem = "has text that is not Unicode: half a surrogate pair"
+    except (ValueError, RecursionError):
+        problem = "is not JSON"
+    # Raised here, because the parser's exception has the text, and the text may have keys.
+    raise ValueError(problem)
+
+
+def frozen(value: Any) -> bytes:
+    """Return parsed JSON as bytes, for the key of a cache: two values have the same bytes only if
+    they are equal and all types are the same, which ``1 == True`` does not say. It takes a tenth of
+    the time of printing. Raises ValueError for what is no JSON."""
+    return marshal.dumps(value, 2)
+
+
+def thawed(value: bytes) -> Any:
+    """Return what ``frozen`` was given."""
+    return marshal.loads(value)
+
+
+def _may_have_surrogates(text: str | bytes) -> bool:
+    if isinstance(text, str):
+        return "\\u" in text or not text.isascii()
+    return b"\\u" in text or b"\xed" in text

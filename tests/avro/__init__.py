@@ -1,1 +1,0 @@
-"""Tests of ``ags1.avro``."""
