@@ -22,6 +22,7 @@ for Hive's hash, Java's ``HiveTableOperations``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import zlib
@@ -38,7 +39,7 @@ from ...host import strict_json
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
 from ..spec.java_json import java_print, metadata_hash
-from ..spec.parsable import parsable, without_nulls
+from ..spec.parsable import parsable, parsable_snapshot, without_nulls
 from ..storage.locations import leads_up, may_be_one_folder, new_input
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
@@ -220,9 +221,8 @@ def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
     which names the field, if the metadata is malformed.
     """
     try:
-        form = parsable(metadata)
-        snapshots = _Snapshots(snapshots=form.get("snapshots", [])).snapshots
-        parsed = TableMetadataUtil.parse_obj({**form, "snapshots": []})
+        snapshots = _parse_snapshots(metadata.get("snapshots", []))
+        parsed = TableMetadataUtil.parse_obj(parsable({**metadata, "snapshots": []}))
         _check_refs(metadata)
     except MetadataIntegrityError:
         raise
@@ -235,6 +235,21 @@ def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
     except (TypeError, KeyError, AttributeError) as error:
         raise _malformed(f"{type(error).__name__}: {error}") from error
     return parsed.model_copy(update={"snapshots": snapshots})
+
+
+def _parse_snapshots(snapshots: Any) -> list[EncryptedSnapshot]:
+    if isinstance(snapshots, list):
+        # If one is malformed, all are validated together below: then the error names its number.
+        with contextlib.suppress(ValidationError):
+            return [_parse_snapshot(strict_json.frozen(snapshot)) for snapshot in snapshots]
+        snapshots = list(map(parsable_snapshot, snapshots))
+    return _Snapshots(snapshots=snapshots).snapshots
+
+
+# A snapshot never changes, and each commit reads all of them again. They are kept by their content.
+@functools.lru_cache(maxsize=4096)
+def _parse_snapshot(snapshot: bytes) -> EncryptedSnapshot:
+    return EncryptedSnapshot.model_validate(parsable_snapshot(strict_json.thawed(snapshot)))
 
 
 def _malformed(what: str) -> MetadataIntegrityError:
