@@ -38,7 +38,7 @@ from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...host import strict_json
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
-from ..spec.java_json import java_print, metadata_hash
+from ..spec.java_json import in_java_order, java_print, metadata_hash
 from ..spec.parsable import parsable, parsable_snapshot, without_nulls
 from ..storage.locations import leads_up, may_be_one_folder, new_input
 from ..storage.trust import Trust
@@ -67,7 +67,7 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     _check_sha256(stored, trust, location)
     try:
         text = _decompressed(stored, location) if location.endswith(COMPRESSED) else stored
-        metadata = strict_json.parse(text)
+        metadata = _parse(text)
     except MetadataIntegrityError:
         raise
     except zlib.error:
@@ -80,6 +80,18 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
         raise MetadataIntegrityError(f"{field} of the metadata has a wrong type", file=location)
     _check_java_hash(text, metadata, trust, location)
     return without_nulls(metadata)
+
+
+def _parse(text: bytes) -> Any:
+    """Return the parsed metadata. Raises ValueError as ``strict_json.parse``. Integers of more than
+    64 bits are refused only where Java looks at them."""
+    try:
+        return strict_json.parse(text)
+    except strict_json.LongIntegerError:
+        metadata = strict_json.parse(text, long_integers=True)
+        if isinstance(metadata, dict):
+            strict_json.parse(json.dumps(in_java_order(metadata, known_only=True)))
+        return metadata
 
 
 def _check_sha256(stored: bytes, trust: Trust, location: str) -> None:

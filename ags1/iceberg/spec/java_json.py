@@ -288,7 +288,8 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
 def java_hash(data: bytes) -> str:
     """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
     that of Java's print without unknown fields. Raises ValueError if ``data`` is not JSON."""
-    return metadata_hash(java_print(strict_json.parse(data), known_only=True))
+    metadata = strict_json.parse(data, long_integers=True)
+    return metadata_hash(java_print(metadata, known_only=True))
 
 
 def metadata_hash(text: bytes) -> str:

@@ -1,6 +1,5 @@
-"""What every storage promises. What it has written is read by other means: Python's own files,
-fsspec's objects in memory, boto3, and Hadoop's server of another client.
-"""
+"""What every storage promises. Another client reads what it has written, and writes what it reads:
+Python's own files, fsspec's objects in memory, boto3, obstore, and a second connection to HDFS."""
 
 from __future__ import annotations
 
@@ -139,10 +138,10 @@ def test_a_new_file_replaces_none(place: Place) -> None:
     assert place.seen() == {"a": b"first", "b": b"of another client"}
 
 
-@pytest.mark.parametrize("count", [8])
-def test_one_of_many_makes_a_new_file(place: Place, count: int) -> None:
+def test_one_of_many_makes_a_new_file(place: Place) -> None:
     """Whoever is told that it has made the file has made it, and nobody else has."""
     made: list[bytes] = []
+    count = 8
     start = threading.Barrier(count)
 
     def write(data: bytes) -> None:
@@ -206,7 +205,7 @@ def test_the_names_in_a_folder(place: Place) -> None:
     assert sorted(place.storage.names(place.path("in"))) == ["a", "b", "new"]
 
 
-@pytest.mark.parametrize("size", [10, 33 << 20])
+@pytest.mark.parametrize("size", [10, pytest.param(33 << 20, marks=pytest.mark.slow)])
 def test_staged_bytes_get_their_name(place: Place, size: int) -> None:
     if not place.storage.is_remote:
         pytest.skip("a pair of files is published in a folder: see the tests of fsspec")
