@@ -232,7 +232,7 @@ class _Key:
     def __init__(self, km: KeyMetadata) -> None:
         self._km = km
 
-    def unwrap(self, wrapped: str) -> KeyMetadata:
+    def unwrap(self, wrapped: str, nonce: bytes | None = None) -> KeyMetadata:
         return self._km
 
 
