@@ -13,18 +13,12 @@ from urllib.parse import urlsplit
 
 
 class Requests:
-    """The requests to ``url`` since ``reset``, by their method."""
+    """The requests to ``url`` by their method; ``most`` ran at the same time."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.made: Counter[str] = Counter()
-
-    def reset(self) -> None:
-        self.made.clear()
-
-    @property
-    def count(self) -> int:
-        return sum(self.made.values())
+        self.running = self.most = 0
 
 
 @contextmanager
@@ -40,6 +34,8 @@ def counted_requests(endpoint: str, delay: float = 0) -> Iterator[Requests]:
         def forward(self) -> None:
             with lock:
                 requests.made[self.command] += 1
+                requests.running += 1
+                requests.most = max(requests.most, requests.running)
             body = self._body()
             time.sleep(delay)
             if not hasattr(local, "connection"):
@@ -49,6 +45,8 @@ def counted_requests(endpoint: str, delay: float = 0) -> Iterator[Requests]:
             local.connection.request(self.command, self.path, body, headers)
             answer = local.connection.getresponse()
             content = answer.read()
+            with lock:
+                requests.running -= 1
             self.send_response_only(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in ("transfer-encoding", "content-length", "connection"):

@@ -30,6 +30,7 @@ from iceberg_tables import (
 )
 from pyiceberg.catalog import load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.utils.concurrent import ExecutorFactory
 from table_maker import TableMaker
 
 import ags1
@@ -377,3 +378,27 @@ def test_the_number_of_requests(s3: Any, credentials: str) -> None:
         "verify": 88,
         "expire": 110,
     }
+
+
+def test_many_files_of_a_distant_store_are_read_at_once(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"id": list(range(16))})
+    with counted_requests(s3.meta.endpoint_url, 0.05) as requests:
+        server = properties(s3, "pyarrow") | {"s3.endpoint": requests.url}
+        inner = load_catalog(
+            "c", type="sql", uri="sqlite://", warehouse=f"s3://{BUCKET}/many", **server
+        )
+        catalog = EncryptedCatalog(inner, memory_kms())
+        catalog.create_namespace("db")
+        table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
+        with table.update_spec() as spec:
+            spec.add_identity("id")
+        table.append(rows)
+        for configured, least, most in ((None, 8, 16), ("2", 1, 2)):
+            if configured is not None:
+                monkeypatch.setenv("PYICEBERG_MAX_WORKERS", configured)
+                monkeypatch.setattr(ExecutorFactory, "_instance", None)
+            requests.most = 0
+            assert len(table.scan().to_arrow()) == 16
+            assert least <= requests.most <= max(most, os.cpu_count() or 1)
