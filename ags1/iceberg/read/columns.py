@@ -128,17 +128,15 @@ class FileReader:
         file: ContentFile,
         wanted: Schema,
         dictionary_columns: tuple[str, ...] = (),
-        *,
-        filters: bool = False,
     ) -> AbstractContextManager[OpenParquet | OpenAvro]:
-        """Open a file to read its columns ``wanted``. If it ``filters``, Arrow may filter."""
+        """Open a file to read its columns ``wanted``."""
         if file.stored_format == FileFormat.PARQUET:
             leaves = frozenset(leaf_ids(wanted))
 
             def columns_of(physical: pa.Schema) -> FileColumns:
                 return self._file_columns((physical.serialize().to_pybytes(), leaves))
 
-            return closing(OpenParquet(self.files, file, columns_of, dictionary_columns, filters))
+            return closing(OpenParquet(self.files, file, columns_of, dictionary_columns))
         if file.stored_format == FileFormat.AVRO:
             values = self.partition_values(file, wanted, set())
             return closing(OpenAvro(self.files, file, wanted, self._names, values, self.threads))

@@ -37,10 +37,9 @@ from ..storage.table_files import TableFiles
 from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
-# Files up to these sizes are read whole: for a local file, reading columns that nobody wants soon
-# costs more than reading twice, and for another one, the second request costs more.
+# Files up to this size are read whole: a second request to a distant store, and Arrow's scanner,
+# cost more than columns that nobody wants.
 _WHOLE_SIZE = 1 << 20
-_LOCAL_WHOLE_SIZE = 64 << 10
 _BATCH_ROWS = 128 << 10  # as a scanner's batches
 # As nanoseconds, INT96 ends in 2262, and later times would be others.
 _INT96_UNIT = "us"
@@ -68,8 +67,7 @@ class FileColumns:
 
 
 class OpenParquet:
-    """An open Parquet file, encrypted or not. ``columns_of`` is by the file's Arrow schema. If it
-    ``filters``, Arrow can apply a filter to it."""
+    """An open Parquet file, encrypted or not. ``columns_of`` is by the file's Arrow schema."""
 
     def __init__(
         self,
@@ -77,7 +75,6 @@ class OpenParquet:
         file: ContentFile,
         columns_of: Callable[[pa.Schema], FileColumns],
         dictionary_columns: tuple[str, ...],
-        filters: bool,
     ) -> None:
         self._files, self._file = files, file
         key_metadata = file.sized_key
@@ -90,15 +87,14 @@ class OpenParquet:
             source: tuple[Any, ...] = (self._stream,)
             if key_metadata is not None:
                 with files.naming(file.file_path):
-                    source = self._checked(files, key_metadata)
+                    source = self._checked(key_metadata)
                 decryption = create_decryption_properties(
                     key_metadata.encryption_key,
                     aad_prefix=key_metadata.aad_prefix,
                     allow_plaintext_files=False,
                 )
-            self._is_small = isinstance(source[0], pa.BufferReader)
             with _arrow_errors(files, file):
-                if self._is_small and not filters and not dictionary_columns:
+                if isinstance(source[0], pa.BufferReader) and not dictionary_columns:
                     # The reader of one file takes half the time of a scanner, which is for many.
                     self._whole = pq.ParquetFile(
                         *source,
@@ -130,17 +126,14 @@ class OpenParquet:
             self.close()
             raise
 
-    def _checked(self, files: TableFiles, key_metadata: KeyMetadata) -> tuple[Any, ...]:
+    def _checked(self, key_metadata: KeyMetadata) -> tuple[Any, ...]:
         """Check the footer. Return the source of a fragment, which gives Arrow what was checked:
         all of a small file, or the end of a larger one. Raises as ``check_end``."""
         stream = self._stream
         if not isinstance(stream, pa.NativeFile):
             stream = self._stream = pa.PythonFile(stream, "r")
         size = stream.size()
-        is_whole = size <= _LOCAL_WHOLE_SIZE or (
-            size <= _WHOLE_SIZE and files.local_path(self._file.file_path) is None
-        )
-        whole = stream.read_buffer(size) if is_whole else None
+        whole = stream.read_buffer(size) if size <= _WHOLE_SIZE else None
 
         def fetch(offset: int, length: int) -> memoryview:
             if whole is not None:
@@ -159,7 +152,7 @@ class OpenParquet:
 
     @property
     def can_filter(self) -> bool:
-        """Whether Arrow can filter the rows. It cannot compare views."""
+        """Whether Arrow can filter the rows: its scanner can, but cannot compare views."""
         return self._whole is None and not self.columns.has_views
 
     def read(
@@ -190,11 +183,7 @@ class OpenParquet:
         assert self._fragment is not None
         fragment = self._fragment if groups is None else self._fragment.subset(row_group_ids=groups)
         yield from ds.Scanner.from_fragment(
-            fragment,
-            schema=self._physical,
-            columns=names,
-            filter=row_filter,
-            use_threads=not self._is_small,
+            fragment, schema=self._physical, columns=names, filter=row_filter
         ).to_batches()
 
     def _as_stored(self, batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:

@@ -185,8 +185,7 @@ class TaskReader:
         )
         # Positions count all rows, so Arrow must not filter any out.
         counts_rows = has_positions or deleted is not None
-        filters = self._filter is not None and not counts_rows
-        with self._reader.open(file, wanted, self._dictionary_columns, filters=filters) as opened:
+        with self._reader.open(file, wanted, self._dictionary_columns) as opened:
             columns = opened.columns
             missing = self._reader.partition_values(file, wanted, columns.schema.field_ids)
             arrow_filter = None if counts_rows else self._arrow_filter(opened, file)

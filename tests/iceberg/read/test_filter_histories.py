@@ -29,6 +29,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 
+from ags1.iceberg.read import open_files
 from ags1.iceberg.read.binding import bind_filter
 from ags1.iceberg.read.pruning import FileFilter
 
@@ -467,5 +468,7 @@ def check_history(catalog: Any, seed: object, filters: int, scans: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Delete operation did not match")
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_filters_of_a_history(catalog: Any, seed: int) -> None:
+def test_filters_of_a_history(catalog: Any, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 2:  # as files that are too large to be read whole, which Arrow filters
+        monkeypatch.setattr(open_files, "_WHOLE_SIZE", 0)
     check_history(catalog, seed, FILTERS_OF_A_HISTORY, 3)

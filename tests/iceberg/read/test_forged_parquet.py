@@ -101,7 +101,7 @@ def test_arrow_gets_what_was_checked(
             reads.append((at, len(data)))
             return data
 
-    monkeypatch.setattr(open_files, "_LOCAL_WHOLE_SIZE", whole_size)
+    monkeypatch.setattr(open_files, "_WHOLE_SIZE", whole_size)
     monkeypatch.setattr(TableFiles, "open_stored", lambda *_: Changing(genuine))
     assert made.table().scan().to_arrow().to_pylist() == forged.rows().to_pylist()
     assert sum(at + size > start for at, size in reads) == 1
