@@ -184,3 +184,17 @@ def catalog(tmp_path: Path) -> Iterator[Any]:
     ) as made:
         made.create_namespace("db")
         yield made
+
+
+@pytest.fixture(scope="session")
+def real_s3() -> Iterator[dict[str, str]]:
+    """The environment in which the AWS SDKs talk to a real S3 server with the bucket 'bucket'."""
+    from go_server import have_go
+    from s3_server import s3_server
+
+    if not have_go():
+        if os.environ.get("CI") == "true":
+            pytest.fail("there is no Go to build MinIO with", pytrace=False)
+        pytest.skip("there is no Go to build MinIO with")
+    with s3_server() as environment:
+        yield environment

@@ -3,7 +3,8 @@
 fsspec         ags1:: in front of a URL: a file system of fsspec
 arrow          the same for pyarrow
 ledger         the wrapped keys of many files, and what became of each file of a job
-storage        where the files of a job lie
+staging        the files of a job: found, staged and given their names
+storage        where bytes lie: a folder, a bucket
 publish        the one table of steps by which a file and its key change
 sidecars       the keys of a file, kept beside it
 keys           the keys of a job

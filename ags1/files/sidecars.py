@@ -24,6 +24,7 @@ from ..host.atomic import publish as give_name
 from ..host.descriptors import is_stream
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_document
 from .publish import publish
+from .storage.protocol import Storage
 
 
 class PresentSidecar(NamedTuple):
@@ -208,9 +209,9 @@ class LocalPlace(Place):
             os.unlink(self.path)
 
     def change(self, change: Change, old_keys: OldKeys) -> bool:
-        """Replace the sidecar, and lock both, so that no other run changes or removes the pair
-        until the context ends. A new sidecar of a new file needs no lock: its key stays in it,
-        whoever changes it."""
+        """Replace the sidecar, if it changes. Lock both, so that no other run changes or removes
+        the pair until the context ends. A new sidecar of a new file needs no lock: its key stays in
+        it, whoever changes it."""
         if is_stream(self.path):
             self._write(change(None), overwrite=True)
             return True
@@ -228,6 +229,8 @@ class LocalPlace(Place):
             self._locks.enter_context(locked(self.path))
             old = self.present()
             data = change(old)
+            if old is not None and old.data == data:
+                return False
             is_new = old is None and not os.path.islink(self.path)
             try:
                 self._write(data, overwrite=not is_new)
@@ -246,6 +249,41 @@ class LocalPlace(Place):
             # If there was none, the one that is there now is the key of another run's file.
             if is_there:
                 self.remove()
+
+
+class StoragePlace(Place):
+    """A sidecar in any storage, beside ``file``."""
+
+    def __init__(self, storage: Storage, file: str) -> None:
+        self.path = sidecar_path(file)
+        self.storage = storage
+
+    def read(self) -> bytes | None:
+        try:
+            return sidecar_bytes(self.storage, self.path)
+        except FileNotFoundError:
+            return None
+
+    def write(self, data: bytes) -> None:
+        self.storage.write(self.path, data)
+
+    def remove(self) -> None:
+        self.storage.remove(self.path)
+
+
+def place_beside(storage: Storage, file: str) -> Place:
+    """Return the place of the sidecar beside a file. Raises OSError."""
+    if storage.is_remote:
+        return StoragePlace(storage, file)
+    return LocalPlace(sidecar_path(file), file=os.stat(file))
+
+
+def sidecar_bytes(storage: Storage, path: str) -> bytes:
+    """Return the bytes of a sidecar. Raises OSError, KeyMetadataError if they are too many."""
+    data = storage.read(path, 0, MAX_SIDECAR_SIZE + 1)
+    if len(data) > MAX_SIDECAR_SIZE:
+        raise KeyMetadataError("this is not a sidecar: it is too large", file=path)
+    return data
 
 
 def publish_pair(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import hmac
 import re
 import time
@@ -32,6 +33,7 @@ from ..errors import (
     KmsError,
     KmsUnwrapError,
 )
+from ..host import strict_json
 from ..host._process import process_number
 from ..kms.client import GeneratedKey, KmsClient, own_name
 from ..kms.secret import Secret, discreet
@@ -324,10 +326,16 @@ def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
         return ()
     if not isinstance(entries, list):
         raise KeyMetadataError("'encryption-keys' is not a list")
-    keys = tuple(map(EncryptedKey.from_dict, entries))
+    keys = tuple(_parse_entry(strict_json.frozen(entry)) for entry in entries)
     if len({key.key_id for key in keys}) != len(keys):
         raise KeyMetadataError("'encryption-keys' has two entries with one key ID")
     return keys
+
+
+# An entry never changes, and each commit reads all of them again. They are kept by their content.
+@functools.lru_cache(maxsize=4096)
+def _parse_entry(entry: bytes) -> EncryptedKey:
+    return EncryptedKey.from_dict(strict_json.thawed(entry))
 
 
 def encryption_keys_to_dicts(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:

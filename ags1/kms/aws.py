@@ -30,6 +30,7 @@ from . import endpoints
 from .causes import below
 from .client import GeneratedKey, SdkClient, unasked, unreadable
 from .properties import Properties
+from .secret import discreet
 
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
 _ALGORITHMS = (SYMMETRIC_DEFAULT, "RSAES_OAEP_SHA_1", "RSAES_OAEP_SHA_256", "SM2PKE")
@@ -190,6 +191,7 @@ class AwsKms(SdkClient[Any]):
         request = {"Plaintext": bytes(key), "EncryptionAlgorithm": self._algorithm}
         return self._wrapped(key_id, self._ask("encrypt", key_id, request))
 
+    @discreet
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         request = {
             "CiphertextBlob": _checked_wrapped_key(wrapped_key),
@@ -208,6 +210,7 @@ class AwsKms(SdkClient[Any]):
         """Whether the configured algorithm is the symmetric one."""
         return not self.wraps_with_public_key
 
+    @discreet
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have KMS make a key of 1 to 1024 bytes: GenerateDataKey with NumberOfBytes."""
         if not self.supports_key_generation:

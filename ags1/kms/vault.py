@@ -179,6 +179,7 @@ class VaultKms(ServiceClient["_Connection"]):
         data = self._ask("encrypt", key_id, body, f"wrap a key under {key_id!r}", quote=False)
         return self._wrapped_key(data, key_id)
 
+    @discreet
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the key in Vault's ciphertext. Raises KmsKeyDisabledError if the key's
         min_decryption_version is above the version that wrapped it."""
@@ -193,6 +194,7 @@ class VaultKms(ServiceClient["_Connection"]):
         version = answer.data.get("latest_version") if answer.ok else None
         return version if type(version) is int else None
 
+    @discreet
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""
         if key_size not in (16, 32):

@@ -232,13 +232,13 @@ class _Key:
     def __init__(self, km: KeyMetadata) -> None:
         self._km = km
 
-    def unwrap(self, wrapped: str) -> KeyMetadata:
+    def unwrap(self, wrapped: str, nonce: bytes | None = None) -> KeyMetadata:
         return self._km
 
 
 def _pieces(stream: Stream, path: Path) -> Iterator[Any]:
     """Yield the pieces of a job that cuts the file into its blocks."""
-    pieces = pytest.importorskip("ags1.files.storage.pieces")
+    pieces = pytest.importorskip("ags1.files.staging.pieces")
     size = len(stream.data)
     piece = pieces.Piece(0, str(path), str(path.with_suffix(".plain")), size, "", "wrapped")
     count = -(-(size - 8) // (MIB + 28))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import json
 import os
 import warnings
@@ -15,16 +16,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pytest
 from iceberg_tables import unpin
-from leaks import keys_of_table, variables_with
+from leaks import kek_bytes, keys_of_table, variables_with
 
 import ags1
 from ags1 import KeyMetadata
+from ags1.files.keys import FileKeys, KmsConfig
+from ags1.files.ledger import open_ledger
+from ags1.files.ledger.rows import encrypted_row
 from ags1.iceberg import load_catalog, verify_table
 from ags1.iceberg.storage import output
-from ags1.keys import Keychain
+from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
 
 FORMATS = ("parquet", "avro")
@@ -273,3 +278,46 @@ def test_a_loose_file(folder: Path, tmp_path: Path) -> None:
                     shown.append(variables_with(error, [km.encryption_key]))
     assert len(shown) > 50
     assert not any(shown)
+
+
+def hmac_key(kms: KmsConfig, text: str) -> bytes:
+    return FileKeys(kms, Sidecar.from_bytes(text.encode()).kek_entries[0]).hmac_key()
+
+
+def test_a_ledger_of_jobs(folder: Path, tmp_path: Path) -> None:
+    """Bytes of a file and of its wrapped key in a ledger are changed, and the file is read, or its
+    key is unwrapped as a job does."""
+    keyring = f"{folder}/keyring.json"
+    kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
+    job = FileKeys.for_sealing(kms, "default")
+    sealed, km = ags1.encrypt(b"text")
+    sidecar = Sidecar.from_bytes(json.dumps(job.wrap(km)).encode())
+    assert job.kek is not None
+    keys = [km.encryption_key, job.hmac_key(), kek_bytes(job.unwrap_kek(job.kek))]
+    file = tmp_path / "a.ags1"
+    row = encrypted_row(str(file), file.name, len(sealed), sidecar, "0123456789ab")
+    stored = (row.key_metadata or "").encode()
+    shown = []
+    for changes_file, data in ((True, sealed), (False, stored)):
+        for at in range(0, len(data), 41):
+            damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+            text = (stored if changes_file else damaged).decode()
+            file.write_bytes(damaged if changes_file else sealed)
+            ledger = f"{tmp_path}/{changes_file}-{at}"
+            with open_ledger(ledger, writing=True) as written:
+                rows = [row._replace(key_metadata=text)]
+                written.settle(written.prepare(rows), rows)
+            options = {"ledger": ledger, "keyring": keyring, "skip_instance_cache": True}
+            read = fsspec.filesystem("ags1", target_protocol="file", **options).cat_file
+            for work in (
+                functools.partial(read, str(file)),
+                functools.partial(FileKeys.for_opening(kms).unwrap, text),
+                functools.partial(FileKeys.for_opening(kms).check, [text]),
+                functools.partial(hmac_key, kms, text),
+            ):
+                try:
+                    work()
+                except ags1.Ags1Error as error:
+                    shown.append(variables_with(error, keys))
+    assert len(shown) > 20
+    assert not any(shown), shown

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,24 @@ from .spark import DATABASE, SparkTables
 
 SCHEMA = pa.schema([("id", pa.int64()), ("carrier", pa.string())])
 _numbers = itertools.count()
+
+
+@contextmanager
+def pipe(path: Path) -> Iterator[None]:
+    """A pipe in place of a file. The first who reads it by mistake gets bytes and an end."""
+
+    def write() -> None:
+        with suppress(BrokenPipeError):
+            path.write_bytes(b"{" * 1000)
+
+    os.mkfifo(path)
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        writer.join()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ that the runtime does not know."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import sqlite3
@@ -18,7 +19,7 @@ import pytest
 from iceberg_tables import KMS_PROPERTIES
 
 from .corpus_table_readers import TABLES, at_its_location, in_order
-from .lake import SCHEMA, Lake, listed, plain_files
+from .lake import SCHEMA, Lake, listed, pipe, plain_files
 from .spark import DATABASE, SparkTables, path_of
 
 pytestmark = pytest.mark.interop
@@ -400,6 +401,26 @@ class TestPins:
         assert "somebody has changed it" in refusal(lake, "SELECT * FROM {t}", table)
         path.write_text(text)
         lake.check(table, ROWS | {5: "DL"})
+
+    def test_metadata_that_is_no_file_or_too_large_is_refused(self, lake: Lake) -> None:
+        database, table = Database(lake), lake.create(listed(ROWS))
+        path = path_of(database.location(table))
+        text = path.read_bytes()
+        path.unlink()
+        with pipe(path), pytest.raises(Exception, match="is not a regular file"):
+            lake.refresh(table)
+        path.unlink()
+        path.write_bytes(text)
+        # 32 MiB of spaces are 32 KiB then.
+        small, large = (path.with_name(f"{name}.gz.metadata.json") for name in "ab")
+        small.write_bytes(gzip.compress(text))
+        large.write_bytes(gzip.compress(text + b" " * (32 << 20)))
+        call = "CALL {c}.system.register_table('{t}', 'file:{p}')"
+        names = {"c": lake.name, "t": f"{table}_registered"}
+        with pytest.raises(Exception, match="is larger than"):
+            lake.spark.sql(call.format(p=large, **names))
+        lake.spark.sql(call.format(p=small, **names))
+        lake.check(f"{table}_registered", ROWS)
 
     def test_a_stripped_table_is_refused(self, lake: Lake) -> None:
         database, table = Database(lake), lake.create(listed(ROWS))

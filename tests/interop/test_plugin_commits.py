@@ -87,9 +87,7 @@ def test_what_threads_commit_is_there_as_in_icebergs_own_catalog(
 def check_commits(spark: SparkTables, name: str, count: int) -> None:
     """Have threads append through one table object, and compare what they heard with what a new
     client of the catalog finds."""
-    shared = spark.jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-        spark.session._jsparkSession, name
-    )
+    shared = loaded(spark, name)
     marks = [str(number) for number in range(count)]
     acknowledged: list[str] = []
 
@@ -99,10 +97,23 @@ def check_commits(spark: SparkTables, name: str, count: int) -> None:
             acknowledged.append(mark)
 
     in_threads([functools.partial(append, marks[k::THREADS]) for k in range(THREADS)])
+    shared.refresh()
+    kept = metadata_of(spark, shared)
     spark.refresh(name)
+    assert kept == metadata_of(spark, loaded(spark, name))
     found = [row[0] for row in spark.sql(f"SELECT summary['mark'] FROM {name}.snapshots")]
     there = [mark for mark in found if mark is not None]
     assert sorted(there) == sorted(acknowledged) == sorted(marks)
+
+
+def loaded(spark: SparkTables, name: str) -> Any:
+    session = spark.session._jsparkSession
+    return spark.jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session, name)
+
+
+def metadata_of(spark: SparkTables, table: Any) -> str:
+    metadata = table.operations().current()
+    return str(spark.jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata))
 
 
 def in_threads(works: Sequence[Callable[[], object]]) -> None:
@@ -135,8 +146,14 @@ REFUSED = "CommitFailed|ValidationException|onflict|oncurrent|[Mm]issing require
 
 def test_threads_that_insert_delete_merge_alter_compact_and_stream(lake: Lake) -> None:
     mine = Writers(lake)
+    name = f"{lake.name}.{mine.table}"
+    shared = loaded(lake.spark, name)
     works = (mine.inserts, mine.deletes, mine.merges, mine.alters, mine.compacts, mine.streams)
     in_threads([*works, mine.another_session, mine.python])
+    shared.refresh()
+    kept = metadata_of(lake.spark, shared)
+    lake.spark.refresh(name)
+    assert kept == metadata_of(lake.spark, loaded(lake.spark, name))
     there: Rows = {number: by for number, by in mine.model.items() if by is not None}
     lake.check(mine.table, there)
     properties = dict(lake.sql("SHOW TBLPROPERTIES {t}", mine.table))

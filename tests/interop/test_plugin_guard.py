@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 from pathlib import Path
 
 import pytest
 
 from .java import Java, JavaError
+from .lake import pipe
 
 pytestmark = pytest.mark.interop
 
@@ -95,6 +97,27 @@ def test_what_was_checked_is_what_is_read(java: Java, ranges: bool) -> None:
     size = len(large) - 4 - len(b" rows ")
     found = read(large, b"\1" * len(large), size, at_end=True)
     assert found == large[-size:][:20] + b"\1" * (size - 20 - (1 << 16)) + large[-(1 << 16) :]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_refused(java: Java, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    with contextlib.ExitStack() as made:
+        if kind == "pipe":
+            made.enter_context(pipe(path))
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
+        for location in (f"file:{path}", f"file://{path}", str(path)):
+            with pytest.raises(JavaError, match="is not a regular file"):
+                java.call("ags1.iceberg.Guard.read", path=location)
+
+
+@pytest.mark.parametrize("size", [0, 10, 1 << 16, (1 << 16) + 1])
+def test_what_was_written_here_is_known_by_its_key(java: Java, size: int) -> None:
+    is_small = size <= 1 << 16
+    assert java.call("ags1.iceberg.Guard.known", size=size) == [is_small, False, False]
 
 
 def test_files_are_deleted_at_once_where_the_storage_can(java: Java, tmp_path: Path) -> None:

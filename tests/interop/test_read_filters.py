@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,12 +19,16 @@ from pyiceberg.expressions import (
     Or,
     StartsWith,
 )
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from ags1.iceberg import EncryptedTable
 from ags1.kms import KmsClient
 
 from .reading import check_equal, check_filters, check_same, opened
 from .spark import SparkTables
+from .writing import Shared
 
 pytestmark = pytest.mark.interop
 
@@ -246,3 +251,53 @@ def test_every_way_of_reading_agrees(table: EncryptedTable) -> None:
     assert scan().count() == len(expected)
     both = table.scan(Or(EqualTo("s", "apple"), EqualTo("s", "")))
     assert both.count() == 2 * len(SPECS)
+
+
+NESTED = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(
+        2,
+        "a",
+        StructType(
+            NestedField(3, "x", LongType(), required=True),
+            NestedField(
+                4, "b", StructType(NestedField(5, "y", StringType(), required=True)), required=False
+            ),
+        ),
+        required=False,
+    ),
+)
+NESTED_ROWS = [
+    {"id": 1, "a": None},
+    {"id": 2, "a": {"x": 1, "b": None}},
+    {"id": 3, "a": {"x": 2, "b": {"y": "z"}}},
+]
+
+
+@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+@pytest.mark.parametrize("column", ["a.x", "a.b", "a.b.y"])
+def test_nulls_of_required_fields_in_optional_structs(
+    spark: SparkTables, kms: KmsClient, tmp_path: Path, mode: str, column: str
+) -> None:
+    shared = Shared("sql", spark, kms, tmp_path)
+    properties = {"encryption.key-id": "keyA", "write.delete.mode": mode}
+    for condition in (f"{column} IS NULL", f"{column} IS NOT NULL"):
+        ours, theirs = (
+            shared.catalog.create_table(shared.new_name(), NESTED, properties=properties)
+            for _ in range(2)
+        )
+        for table in (ours, theirs):
+            for rows in (NESTED_ROWS, NESTED_ROWS[:1]):  # the second file has only nulls
+                arrow = schema_to_pyarrow(NESTED, include_field_ids=False)
+                table.append(pa.Table.from_pylist(rows, schema=arrow))
+        name = shared.shown(theirs)
+        matched = sorted(row.id for row in spark.sql(f"SELECT id FROM {name} WHERE {condition}"))
+        assert sorted(ours.scan(condition).to_arrow()["id"].to_pylist()) == matched
+        assert ours.scan(condition).count() == len(matched)
+        spark.sql(f"DELETE FROM {name} WHERE {condition}")
+        ours.delete(condition)
+        left = sorted(ours.scan().to_arrow()["id"].to_pylist())
+        assert [row.id for row in spark.sql(f"SELECT id FROM {name} ORDER BY id")] == left
+        assert sorted(left + matched) == [1, 1, 2, 3]
+        assert left
+    shared.close()

@@ -4,6 +4,7 @@ libraries."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -12,9 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from https_server import Answer, Request, Server
+from leaks import variables_with
 
 from ags1.errors import (
     KmsAccessDeniedError,
@@ -22,6 +25,7 @@ from ags1.errors import (
     KmsError,
     KmsUnavailableError,
 )
+from ags1.keys import KeyEncryptionKey
 from ags1.kms import from_properties
 
 for library in ("boto3", "requests", "google.cloud.kms_v1", "azure.keyvault.keys"):
@@ -274,3 +278,41 @@ def test_a_line_end_in_a_credential_is_told(
     assert "credentials" in str(error)
     assert "AKIASECRET" not in str(error)
     assert not server.requests
+
+
+ANSWERED = bytes(range(0x90, 0xA8))  # a size that nobody asks for
+TEXT = base64.b64encode(ANSWERED).decode()
+# What is not right about an answer that has a key: its alphabet, what is missing, its checksum.
+FAULTY: dict[str, list[dict[str, Any]]] = {
+    "aws": [{"Plaintext": TEXT, "CiphertextBlob": "AA=="}, {"Plaintext": TEXT + "!"}],
+    "azure": [{"value": TEXT + "!"}, {"value": {TEXT: 1}}],
+    "gcp": [{"plaintext": TEXT, "plaintextCrc32c": "1"}, {"plaintext": TEXT, "odd": TEXT}],
+    "vault": [{"data": {"plaintext": TEXT}}, {"data": {"plaintext": TEXT + "!"}}],
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_variable_shows_a_key_of_an_answer(
+    serve: Callable[..., Silent], service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, key_id, given = SERVICES[service]
+    wrapped = b"vault:v1:" + base64.b64encode(bytes(52))
+    failed, shown = [], []
+    for body in FAULTY[service]:
+        monkeypatch.setattr(
+            Silent, "answer", lambda *_, body=body: Answer(200, json.dumps(body).encode())
+        )
+        properties = {"encryption.kms-type": service, address: serve().url, "kms.max-attempts": "1"}
+        kms = from_properties(properties | given)
+        for work in (
+            lambda kms=kms: kms.unwrap_key(wrapped, key_id),
+            lambda kms=kms: kms.generate_key(key_id, 16),
+            lambda kms=kms: KeyEncryptionKey.generate(kms, key_id, key_size=16),
+        ):
+            try:
+                work()
+            except (KmsError, NotImplementedError) as error:
+                failed.append(isinstance(error, KmsError))
+                shown += variables_with(error, [ANSWERED])
+    assert any(failed)
+    assert not shown, shown

@@ -205,20 +205,6 @@ def catalog(options: dict[str, str]) -> Iterator[Any]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def real_s3() -> Iterator[dict[str, str]]:
-    """The environment in which the AWS SDKs talk to a real S3 server with the bucket 'bucket'."""
-    from go_server import have_go
-    from s3_server import s3_server
-
-    if not have_go():
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no Go to build MinIO with", pytrace=False)
-        pytest.skip("there is no Go to build MinIO with")
-    with s3_server() as environment:
-        yield environment
-
-
 def nonce_in(row: Any) -> str:
     """Return the first nonce of the file whose key a ledger's row has, as the row says it."""
     document = json.loads(row.key_metadata)

@@ -32,11 +32,12 @@ from ags1.errors import KmsUnavailableError, KmsUnwrapError
 from ags1.files.keys import FileKeys, KmsConfig, as_text
 from ags1.files.ledger import ENCRYPT, Ledger, Row, open_ledger
 from ags1.files.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
-from ags1.files.storage import local as local_storage
-from ags1.files.storage.local import LOCAL, LocalSource, LocalStorage
-from ags1.files.storage.pieces import Item, Piece, target_size
-from ags1.files.storage.places import find
-from ags1.files.storage.protocol import Attempt, Staging
+from ags1.files.staging import local as local_storage
+from ags1.files.staging import local_files, marks
+from ags1.files.staging.local import LOCAL, LocalSource, LocalStorage
+from ags1.files.staging.pieces import Item, Piece, target_size
+from ags1.files.staging.places import find
+from ags1.files.staging.protocol import Attempt, Staging
 from ags1.keys import Keychain, Sidecar
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
@@ -181,7 +182,7 @@ def test_a_tree_comes_back(folders: Folders) -> None:
 def test_names_are_synced_in_each_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them may be of another file system."""
     synced: set[str] = set()
-    monkeypatch.setattr(LocalStorage, "sync_names", lambda _, paths: synced.update(paths))
+    monkeypatch.setattr(local_files, "sync_names", synced.update)
     folders.write(a=1, b_c=1)
     folders.encrypt(durable=True)
     assert synced == {str(folders.target), str(folders.target / "b")}
@@ -638,7 +639,7 @@ class Cut:
         km = KeyMetadata.generate(32).with_file_length(target_size(item, seals=True))
         self.staging = Staging("ab", str(root / "out"), True, False)
         (root / "out").mkdir()
-        LOCAL.mark("ab", str(root / "out"), durable=False)
+        marks.leave(LOCAL, "ab", str(root / "out"), durable=False)
         self.whole = planning.whole(item)._replace(
             shared=LOCAL.stage(self.staging, [item], {0})[0],  # type: ignore[arg-type]
             wrapped=as_text(self.keys.wrap(km)),
@@ -784,7 +785,7 @@ _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.files.storage import local as local_storage
+from ags1.files.staging import local as local_storage
 from ags1.spark.jobs import planning
 from ags1.files.keys import KmsConfig
 
@@ -852,7 +853,7 @@ def test_a_folder_that_is_not_mounted_yet(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # between name and ledger
-        patch.setattr(LocalStorage, "sync_names", lambda self, paths: interrupt(""))
+        patch.setattr(local_files, "sync_names", lambda paths: interrupt(""))
         with pytest.raises(KeyboardInterrupt):
             folders.encrypt(durable=True)
     folders.target.rename(folders.source.parent / "volume")

@@ -20,11 +20,11 @@ from fsspec.implementations.local import LocalFileSystem
 import ags1
 from ags1.files.keys import FileKeys, KmsConfig
 from ags1.files.ledger import DONE, ENCRYPT, Ledger, Row, open_ledger
-from ags1.files.storage import places as storages
-from ags1.files.storage import s3 as s3_storage
-from ags1.files.storage.pieces import Item, Piece
-from ags1.files.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
-from ags1.files.storage.s3 import S3Storage
+from ags1.files.staging import places as storages
+from ags1.files.staging import s3 as s3_storage
+from ags1.files.staging.pieces import Item, Piece
+from ags1.files.staging.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
+from ags1.files.staging.s3 import S3Storage
 from ags1.keys import Sidecar
 from ags1.spark import jobs
 from ags1.spark.jobs import planning, waves
@@ -430,7 +430,7 @@ class TestGoingOn:
     def test_many_targets_are_looked_at_by_a_listing(
         self, places: Places, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ags1.files.storage.remote._FEW", 1)
+        monkeypatch.setattr("ags1.files.staging.remote._FEW", 1)
         plain = places.write("s3", "in", a=10, b_c=20, d=30)
         where = places.url("s3", "in"), places.url("s3", "sealed")
         places.encrypt(*where)
@@ -708,7 +708,7 @@ import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
 from ags1.spark.jobs import planning
-from ags1.files.storage import s3 as s3_storage
+from ags1.files.staging import s3 as s3_storage
 from ags1.files.keys import KmsConfig
 
 ledger, keyring, method, wanted = sys.argv[1:]

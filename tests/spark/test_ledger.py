@@ -44,19 +44,21 @@ from ags1.files.ledger import (
     open_ledger,
 )
 from ags1.files.ledger.copying import ParquetRows, copy_rows
-from ags1.files.ledger.folder import FolderStore
 from ags1.files.ledger.lookup import LedgerSidecars
-from ags1.files.ledger.objects import ObjectStore
 from ags1.files.ledger.rows import rows_to_table
-from ags1.files.storage import local as local_storage
-from ags1.files.storage import local_files as files
-from ags1.files.storage import places as storages
-from ags1.files.storage import remote as remote_storage
-from ags1.files.storage.local import LOCAL, LocalStorage
-from ags1.files.storage.packed import DigestMap, PackedRows
-from ags1.files.storage.pieces import BLOCK_SIZE, Item, Piece
-from ags1.files.storage.protocol import Staging, Status, UnknownOutcomeError
-from ags1.files.storage.remote import RemoteSource, unsettled_seconds, version_of
+from ags1.files.ledger.store import Store
+from ags1.files.staging import local as local_storage
+from ags1.files.staging import local_files as files
+from ags1.files.staging import marks
+from ags1.files.staging import places as storages
+from ags1.files.staging import remote as remote_storage
+from ags1.files.staging.local import LOCAL, LocalStorage
+from ags1.files.staging.packed import DigestMap, PackedRows
+from ags1.files.staging.pieces import BLOCK_SIZE, Item, Piece
+from ags1.files.staging.protocol import Staging, UnknownOutcomeError
+from ags1.files.staging.remote import RemoteSource, unsettled_seconds
+from ags1.files.storage.bucket import version_of
+from ags1.files.storage.protocol import Status
 from ags1.keys import KeyEncryptionKey, Sidecar
 from ags1.kms.key_file import KeyFileKms
 from ags1.spark.jobs import planning, publishing
@@ -198,7 +200,7 @@ def test_a_ledger_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_batch_that_is_settled_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    read_file = FolderStore.read
+    read_file = Store.read
     written = row(tmp_path / "a")
     for pending in (False, True):
         folder = tmp_path / str(pending)
@@ -208,11 +210,11 @@ def test_a_batch_that_is_settled_while_it_is_read(
 
             def read(self: Any, name: str, *, settle: Any = (writer, batch, settled)) -> bytes:
                 if name.startswith("_pending"):
-                    monkeypatch.setattr(FolderStore, "read", read_file)
+                    monkeypatch.setattr(Store, "read", read_file)
                     settle[0].settle(*settle[1:])
                 return read_file(self, name)
 
-            monkeypatch.setattr(FolderStore, "read", read)
+            monkeypatch.setattr(Store, "read", read)
             with open_ledger(str(folder), writing=False) as reader:
                 if pending:
                     assert list(reader.pending()) == []
@@ -275,7 +277,7 @@ def test_what_a_killed_job_is_known_by_is_synced(
         for step in (
             lambda: ledger.begin(JOB, str(tmp_path)),
             lambda: ledger.note_staged(JOB, 1, {"s3://bucket/a": "upload"}),
-            lambda: LOCAL.mark(JOB, str(tmp_path), durable=durable),
+            lambda: marks.leave(LOCAL, JOB, str(tmp_path), durable=durable),
         ):
             synced.clear()
             step()
@@ -295,9 +297,9 @@ class _Kills:
         self._at = at
         calls = (
             *itertools.product((Ledger,), ("begin", "prepare", "settle", "end")),
-            *itertools.product((FolderStore, ObjectStore), ("put", "remove")),
+            *itertools.product((Store,), ("put", "remove")),
             (local_storage, "publish"),
-            (LocalStorage, "write_small"),
+            (LocalStorage, "write_beside"),
         )
         step_around(monkeypatch, calls, self._step)
 
@@ -309,7 +311,7 @@ class _Kills:
 
 def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
     """Do what a job does, without Spark: a wave of two files."""
-    LOCAL.mark(job_id, str(folder), durable=False)
+    marks.leave(LOCAL, job_id, str(folder), durable=False)
     ledger.begin(job_id, str(folder))
     done = ledger.done(ENCRYPT, below=str(folder))
     rows = []
@@ -441,7 +443,7 @@ class TestAfterAKill:
     def kill(self, folder: Path, *rows: Row) -> Ledger:
         """Return the ledger after the kill of a job with files in ``folder``."""
         ledger = self.place.open()
-        LOCAL.mark(JOB, str(folder), durable=True)
+        marks.leave(LOCAL, JOB, str(folder), durable=False)
         ledger.begin(JOB, str(folder))
         if rows:
             ledger.prepare(rows)
@@ -1338,17 +1340,14 @@ def test_a_source_that_is_replaced_within_a_second(monkeypatch: pytest.MonkeyPat
     class Server:
         """Replaces a file; tells its time in whole seconds."""
 
-        fs = SimpleNamespace(cat_file=lambda name, start, end: Server.now()[start:end])
+        def read(self, path: str, begin: int, end: int) -> bytes:
+            return self.now()[begin:end]
 
-        @staticmethod
-        def now() -> bytes:
+        def now(self) -> bytes:
             return contents[max(when for when in contents if when <= clock[0])]
 
         def status(self, path: str) -> Status:
             return Status(len(self.now()), "1000")
-
-        def name(self, path: str) -> str:
-            return path
 
     def sleep(seconds: float) -> None:
         clock[0] += seconds

@@ -22,8 +22,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import ags1
 from ags1.files.ledger import DONE, ENCRYPT, FAILED, Row, open_ledger
-from ags1.files.storage.local import LocalSource
-from ags1.files.storage.places import find
+from ags1.files.staging.local import LocalSource
+from ags1.files.staging.places import find
 from ags1.host.atomic import publish
 from ags1.spark import datasource
 from ags1.spark.datasource import Ags1DataSource, staging
@@ -68,7 +68,7 @@ class KilledWriter(FilesWriter):
                 one_by_one(*args, **named)
                 die()
 
-            patch.setattr("ags1.files.storage.local.publish", publish_one)
+            patch.setattr("ags1.files.staging.local.publish", publish_one)
         else:
             assert point == "after the commit"
             super().commit(messages)
@@ -322,7 +322,7 @@ def test_files_of_a_commit_that_fails_are_taken_back(
     writer.abort(messages)
 
     writer, messages = written(given, folder, "b", "c")
-    monkeypatch.setattr("ags1.files.storage.local_files.sync_file_system", _raise)
+    monkeypatch.setattr("ags1.files.staging.local_files.sync_file_system", _raise)
     with pytest.raises(OSError, match="sync"):
         writer.commit(messages)
     assert len(list(folder.glob("*.ags1"))) == 3

@@ -16,7 +16,8 @@ from ags1.engine import oneshot
 from ags1.files.keys import FileKeys, KmsConfig, as_text
 from ags1.files.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger, segments
 from ags1.files.ledger.copying import copy_rows
-from ags1.files.storage.local import LOCAL
+from ags1.files.staging import marks
+from ags1.files.staging.local import LOCAL
 from ags1.keys import Keychain
 from ags1.keys.keychain import FILE_KEY_SIZE
 from ags1.keys.sidecar import Sidecar, read_sidecar, sidecar_path
@@ -225,7 +226,7 @@ class TestAsTheJobGoes:
         """Do what a job does: a wave of the files whose content the ledger has not."""
         self.jobs += 1
         job_id = f"{self.jobs:012x}"
-        LOCAL.mark(job_id, str(self.folder), durable=False)
+        marks.leave(LOCAL, job_id, str(self.folder), durable=False)
         ledger.begin(job_id, str(self.folder), sidecars=True)
         done = ledger.done(ENCRYPT)
         rows = []

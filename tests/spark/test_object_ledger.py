@@ -40,7 +40,6 @@ from ags1.files.ledger import (
 )
 from ags1.files.ledger import ledger as ledgers
 from ags1.files.ledger.copying import copy_rows
-from ags1.files.ledger.ledger import open_store
 from ags1.files.ledger.store import Store, create
 
 from .test_ledger import JOB, row
@@ -177,7 +176,7 @@ class TestPromises:
     def test_reading_makes_no_ledger(self, url: str) -> None:
         with pytest.raises(FileNotFoundError, match="there is no ledger"):
             open_ledger(url, writing=False)
-        assert open_store(url).names("_state") == []
+        assert Store(url).names("_state") == []
 
     # Of `make test`: the same steps on objects in memory.
     @pytest.mark.slow_variants(r"moto")
@@ -222,14 +221,14 @@ class TestClaims:
     def test_a_claim_is_renewed(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(state, "RENEWAL_SECONDS", 0.02)
         with open_ledger(url, writing=True) as ledger:
-            first = max(open_store(url).names("_state"))
+            first = max(Store(url).names("_state"))
             wait = threading.Event()
             for _ in range(500):
-                if len(open_store(url).names("_state")) == state._REVISIONS:
+                if len(Store(url).names("_state")) == state._REVISIONS:
                     break
                 wait.wait(0.02)
-            assert max(open_store(url).names("_state")) > first
-            assert len(open_store(url).names("_state")) <= state._REVISIONS + 1
+            assert max(Store(url).names("_state")) > first
+            assert len(Store(url).names("_state")) <= state._REVISIONS + 1
             put(ledger, "a")
             assert names_in(ledger.rows()) == ["a"]
 
@@ -279,7 +278,7 @@ class TestClaims:
             assert names_in(ledger.rows()) == ["a", "c"]
             assert list(ledger.pending()) == []
             # What the paused job left is gone.
-            assert len([n for n in open_store(url).names() if n.endswith(".parquet")]) == 2
+            assert len([n for n in Store(url).names() if n.endswith(".parquet")]) == 2
 
     # Of `make test`: the same steps on objects in memory.
     @pytest.mark.slow_variants(r"moto")
@@ -331,7 +330,7 @@ def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: 
         put(ledger, "a")
     for step in range(1, 100):
         reached = "open"
-        kind = type(open_store(url))
+        kind = type(Store(url))
         with monkeypatch.context() as patch:
             for name, stopping in _stop_at(step, after, kind):
                 patch.setattr(kind, name, stopping)
@@ -369,7 +368,7 @@ def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: 
 
 @pytest.mark.parametrize("was_made", [False, True])
 def test_an_answer_that_was_lost(url: str, monkeypatch: pytest.MonkeyPatch, was_made: bool) -> None:
-    kind = type(open_store(url))
+    kind = type(Store(url))
     real = kind.put
     lost: list[str] = []
 
@@ -438,7 +437,7 @@ class TestRefused:
             monkeypatch.setattr(os, "link", _no_links)
             with pytest.raises(OSError, match=r"no hard links.*use a folder of another"):
                 open_ledger(url, writing=True)
-            assert open_store(url).names() == open_store(url).names("_state") == []
+            assert Store(url).names() == Store(url).names("_state") == []
             return
         if url.startswith("webhdfs"):
             return  # a rename has no condition that could be ignored
@@ -447,7 +446,7 @@ class TestRefused:
         monkeypatch.setattr(fs, "pipe_file", lambda path, data, mode: real(path, data))
         with pytest.raises(OSError, match="no conditional writes"):
             open_ledger(url, writing=True)
-        assert open_store(url).names() == open_store(url).names("_state") == []
+        assert Store(url).names() == Store(url).names("_state") == []
 
     @pytest.mark.parametrize(
         "bad", ["s3://user:password@bucket/ledger", "simplecache::s3://bucket/ledger"]
@@ -458,7 +457,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"revision": 1}', b"[" * 100_000])
     def test_a_state_that_no_job_has_written(self, url: str, data: bytes) -> None:
-        create(open_store(url), "_state/000000000001.json", data)
+        create(Store(url), "_state/000000000001.json", data)
         for writing in (False, True):
             with pytest.raises(FormatError, match="the ledger is damaged"):
                 open_ledger(url, writing=writing)
@@ -467,7 +466,7 @@ class TestRefused:
     def test_a_state_that_names_other_objects_as_pending(self, url: str, name: str) -> None:
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
-        objects = open_store(url)
+        objects = Store(url)
         newest = max(objects.names("_state"))
         state = json.loads(objects.read(f"_state/{newest}"))
         state |= {"revision": int(newest[:12]) + 1, "pending": {"1": name}}
@@ -478,7 +477,7 @@ class TestRefused:
 
     def test_a_state_that_was_set_back(self, url: str) -> None:
         """Numbers of batches, given again, would replace batches with keys of files."""
-        objects = open_store(url)
+        objects = Store(url)
         open_ledger(url, writing=True).close()
         old = set(objects.names("_state"))
         with open_ledger(url, writing=True) as ledger:
@@ -493,7 +492,7 @@ class TestRefused:
     def test_a_name_with_too_many_batches(self, url: str) -> None:
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
-        create(open_store(url), "batch-000000000001-999999999999.000009-000001.parquet", b"")
+        create(Store(url), "batch-000000000001-999999999999.000009-000001.parquet", b"")
         with pytest.raises(FormatError, match="no file has so many batches"):
             open_ledger(url, writing=True)
         with (
@@ -505,7 +504,7 @@ class TestRefused:
     def test_batches_without_a_state(self, url: str, tmp_path: Path) -> None:
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
-        objects = open_store(url)
+        objects = Store(url)
         objects.remove(f"_state/{name}" for name in objects.names("_state"))
         with pytest.raises(FormatError, match=r"copy its batch-….parquet to a folder, and import"):
             open_ledger(url, writing=True)
@@ -565,7 +564,7 @@ class TestEarlierVersions:
             assert ledger.compact() == (5, 1)
         with open_ledger(old, writing=False) as ledger:
             assert names_in(ledger.rows()) == list("abcdefg")
-        names = open_store(old).names()
+        names = Store(old).names()
         assert len([name for name in names if not name.startswith("_state")]) == 1
 
     def test_a_job_of_that_version_that_is_writing(self, tmp_path: Path) -> None:
@@ -590,13 +589,13 @@ class TestEarlierVersions:
         folder = tmp_path / "ledger"
         shutil.copytree(Path(__file__).parent / "ledgers" / "folder", folder)
         folder.chmod(0o700)
-        check = type(open_store(str(folder))).check
+        check = type(Store(str(folder))).check
 
         def settling(store: Store, age_of: str | None) -> float:
             (folder / "_pending-000000000004.parquet").rename(folder / "batch-000000000004.parquet")
             return check(store, age_of)
 
-        monkeypatch.setattr(type(open_store(str(folder))), "check", settling)
+        monkeypatch.setattr(type(Store(str(folder))), "check", settling)
         with open_ledger(folder, writing=True) as ledger:
             assert list(ledger.pending()) == []
             assert names_in(ledger.rows()) == list("abcdef")

@@ -7,7 +7,7 @@
     system    Ags1FileSystem: names, listings, whole files; what fsspec calls
     transfers many files at a time: get, put, copy, cat, pipe
     files     the open files that it returns
-    storage   a file and its sidecar in the file system below, local or remote
+    pairs     a file and its sidecar in the file system below, local or remote
     options   storage options, and the keychain that they name
     paths     the same for universal_pathlib: UPath("ags1::…")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.reader import Reader
 from ...engine.writer import Writer
 from ...keys.keychain import FILE_KEY_SIZE
-from .storage import FILE_SUFFIX
+from .pairs import FILE_SUFFIX
 
 if TYPE_CHECKING:
     from ...host.atomic import StagedFile

@@ -42,18 +42,11 @@ from ...host.cpu import usable_cpus
 from ...host.descriptors import is_stream, open_stream
 from ...host.threads import thread_count
 from ...keys.sidecar import MAX_SIDECAR_SIZE, MOST_TRIES, START_SIZE, Sidecar, sidecar_path
+from ..storage.bucket import bucket_below
+from ..storage.folder import Folder
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
-from .storage import (
-    FILE_SUFFIX,
-    Local,
-    Obstore,
-    Remote,
-    Storage,
-    is_obstore,
-    parse_sidecar,
-    stored_path,
-)
+from .pairs import FILE_SUFFIX, LocalPairs, Pairs, parse_sidecar, stored_path
 from .transfers import ManyFiles, T
 
 Info = dict[str, Any]
@@ -134,11 +127,12 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         if getattr(self.fs, "asynchronous", False):
             raise ValueError("the file system below is asynchronous: give one that is not")
         is_local = isinstance(self.fs, LocalFileSystem)
-        self._storage: Storage
+        self._pairs: Pairs
         if is_local:
-            self._storage = Local(makes_folders=self.fs.auto_mkdir)
+            self._pairs = LocalPairs(Folder(makes_folders=self.fs.auto_mkdir))
         else:
-            self._storage = Obstore(self.fs) if is_obstore(self.fs) else Remote(self.fs)
+            self._pairs = Pairs(bucket_below(self.fs))
+        self._is_local = is_local
         usual = usable_cpus() if is_local else max(4, usable_cpus())
         self.threads = thread_count(usual if threads is None else threads)
         # Paths are those of the file system below. Only this instance knows its rules.
@@ -162,8 +156,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         (sidecar,) = self._of_ledger([path], pending=pending)
         if sidecar is not None:
             return sidecar
-        (start,) = self._storage.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
-        return parse_sidecar(start, path)
+        return self._pairs.sidecar(path)
 
     def _km(self, path: str, sidecar: Sidecar, source: Any) -> KeyMetadata:
         """Return the key metadata of a stored file. Raises KeyMetadataError, KmsError."""
@@ -197,15 +190,16 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         """Give staged bytes their name ``path`` and a sidecar with their key. Called by the files
         that ``open`` returns."""
         sidecar = self._keys.keychain(sealing=True).seal(km, staged.temporary)
-        self._storage.publish(staged, path, sidecar, overwrite=overwrite)
+        self._pairs.publish(staged, path, sidecar, overwrite=overwrite)
         self.invalidate_cache(self._parent(path))
 
     def _sizes(self, stored: list[Info]) -> list[int | None]:
         """Return the plaintexts' sizes in bytes; None where a key cannot be had. Raises KmsError if
         the KMS cannot be used."""
-        wanted = [(sidecar_path(info["name"]), MAX_SIDECAR_SIZE + 1) for info in stored]
+        beside = self._pairs.sidecar_path
+        wanted = [(beside(info["name"]), MAX_SIDECAR_SIZE + 1) for info in stored]
         wanted += [(info["name"], layout.HEADER_SIZE) for info in stored]
-        starts = self._storage.read_starts(wanted)
+        starts = self._pairs.storage.starts(wanted)
         keychain = self._keys.keychain() if stored else None
         paths = [info["name"] for info in stored]
         known = dict(zip(paths, self._of_ledger(paths), strict=True))
@@ -220,7 +214,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                     if len(keys.file_keys) == 1:
                         km = keychain.key_of(keys)
                     else:
-                        with self._storage.opened(path, info["size"]) as source:
+                        with self._pairs.opened(path, info["size"]) as source:
                             km = keychain.key_of(keys, source)
                 if km.file_length is None or isinstance(header, Exception):
                     return None
@@ -382,20 +376,20 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         self._check_writable()
         folder = path.removesuffix(FILE_SUFFIX)
         # In an object storage, a file and a folder may have the same name.
-        if isinstance(self._storage, Local) and self.isdir(folder):
+        if self._is_local and self.isdir(folder):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder)
         if mode == "xb" and self.fs.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         # A KMS that cannot be used fails here, before any work.
         self._keys.keychain(sealing=True).prepare()
-        staged, overwrite = self._storage.stage(path), mode == "wb"
+        staged, overwrite = self._pairs.storage.scratch(path), mode == "wb"
         return EncryptedOutput(self, path, staged, overwrite=overwrite, autocommit=autocommit)
 
     def _open_input(self, path: str) -> EncryptedInput:
         seen: object = None
         for tries in range(MOST_TRIES):
             sidecar = None
-            with self._storage.opened(path, self._listed_size(path)) as source:
+            with self._pairs.opened(path, self._listed_size(path)) as source:
                 try:
                     if self._key_for is not None and (km := self._key_for(path)) is not None:
                         return self._opened(path, source, km)
@@ -539,9 +533,9 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.isfile(source):
             stored = stored_path(source), stored_path(target)
-            if self._storage.is_same(*stored):
+            if self._pairs.is_same(*stored):
                 raise shutil.SameFileError(f"{stored[0]!r} and {stored[1]!r} are the same file")
-            self._storage.copy(*stored)
+            self._pairs.copy(*stored)
             self.invalidate_cache(self._parent(target))
         elif self.isdir(source):
             self.makedirs(target, exist_ok=True)
@@ -570,17 +564,18 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             paths = [self._strip_protocol(one) for one in path1]
         else:
             paths = self._expand(path1, recursive=recursive, maxdepth=maxdepth)
-            if isinstance(self._storage, Local) and isinstance(path1, str) and has_magic(path1):
+            if self._is_local and isinstance(path1, str) and has_magic(path1):
                 # fsspec's ``copy`` would take the name for a pattern, but not the names in a list.
                 into = (trailing_sep(path2) or self.isdir(path2)) and not trailing_sep(path1)
                 if not recursive or maxdepth is not None:
                     paths = [one for one in paths if not self.isdir(one)]
                 path1, path2 = paths, other_paths(paths, self._strip_protocol(path2), exists=into)
-        sidecars = [sidecar_path(stored_path(one)) for one in paths if self.isfile(one)]
+        beside = self._pairs.sidecar_path
+        sidecars = [beside(stored_path(one)) for one in paths if self.isfile(one)]
         wanted = [(name, MAX_SIDECAR_SIZE + 1) for name in sidecars]
-        before = self._storage.read_starts(wanted)
+        before = self._pairs.storage.starts(wanted)
         self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
-        after = self._storage.read_starts(wanted)
+        after = self._pairs.storage.starts(wanted)
         for name, one, other in zip(sidecars, before, after, strict=True):
             if one != other:
                 message = "another process replaced the file while it was moved: move it again"
@@ -600,7 +595,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
     def rm_file(self, path: str) -> None:
         path = stored_path(self._strip_protocol(path))
-        self._storage.remove(path)
+        self._pairs.remove(path)
         self.invalidate_cache(self._parent(path))
 
     def rm(
@@ -619,7 +614,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             [path] if isinstance(path, (str, os.PathLike)) else path,
             recursive=recursive,
             maxdepth=maxdepth,
-            assume_literal=isinstance(self._storage, Local),
+            assume_literal=self._is_local,
         )
         return paths
 

@@ -19,7 +19,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
 
 from ...host.threads import run_in_threads
-from .storage import FILE_SUFFIX
+from .pairs import FILE_SUFFIX
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ files cannot be decrypted.
     claims       which process holds a claim
     segments     files of settled batches, one or many each
     rows         a row, its columns, and Parquet files of rows
-    store        what a ledger needs of a storage: ``folder`` and ``objects`` have it
+    store        the objects of a ledger, in any storage
     copying      the rows of one ledger into another, and as one Parquet file
     lookup       the wrapped keys of files, for readers that are no jobs
 """

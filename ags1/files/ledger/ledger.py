@@ -38,8 +38,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from ..paths import local_path
-from .folder import FolderStore
-from .objects import HdfsStore, ObjectStore
 from .rows import DONE, REMOVED, Batch, Row, read_table, rows_to_table, table_to_rows, to_parquet
 from .segments import (
     Numbered,
@@ -440,14 +438,7 @@ def open_ledger(text: str | os.PathLike[str], *, writing: bool, durable: bool = 
     writes, FormatError for a file there that is not a ledger's, and KmsAccessDeniedError for a
     folder that other users may write to: jobs move and remove the files that a ledger names.
     """
-    return Ledger(open_store(ledger_location(text), durable=durable), writing=writing)
-
-
-def open_store(location: str, *, durable: bool = True) -> Store:
-    """Return where the objects of a ledger are. Raises as ``ObjectStore``."""
-    if local_path(location) is not None:
-        return FolderStore(location, durable=durable)
-    return (HdfsStore if location.startswith("webhdfs://") else ObjectStore)(location)
+    return Ledger(Store(ledger_location(text), durable=durable), writing=writing)
 
 
 def _json(note: object) -> bytes:

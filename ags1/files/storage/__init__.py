@@ -1,10 +1,8 @@
-"""Where a job's files are. Read in this order::
+"""Where bytes lie: a folder, or a file system of fsspec, such as a bucket.
 
-places        the storage of a path, and the files that paths, patterns and folders match
-protocol      what a job needs of every storage, and the life of a target
-pieces        the work on one file, and its pieces
-packed        what a driver keeps of a million files
-local         mounted folders; local_files has the functions on single files
-remote        every file system of fsspec
-s3            S3: as remote, but targets are multipart uploads
+    protocol   the verbs that all storages have
+    folder     the folders of this machine, and those that it has mounted
+    bucket     the file systems of fsspec; HDFS is one of them
+
+Knows nothing of what files hold, of keys, and of jobs.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ def in_order(
     items: Iterable[_Item],
     size_of: Callable[[_Item], int],
     most: int,
+    pool: Executor | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of all items. Large items are read by ``stream``, one after the other.
     Others are read by ``read``, which returns all batches at once; at most ``most`` stored bytes
@@ -44,7 +45,7 @@ def in_order(
         if one_by_one:
             yield from itertools.chain.from_iterable(map(stream, group))
         else:
-            yield from itertools.chain.from_iterable(read_ahead(read, group, size_of, most))
+            yield from itertools.chain.from_iterable(read_ahead(read, group, size_of, most, pool))
 
 
 def read_ahead(
@@ -52,11 +53,13 @@ def read_ahead(
     items: Iterable[_Item],
     size_of: Callable[[_Item], int] = lambda _: 0,
     most: int = 0,
+    pool: Executor | None = None,
 ) -> Iterator[_Result]:
     """Yield ``read(item)`` for each item. A limited number of items runs ahead. They have at most
-    ``most`` bytes according to ``size_of``, or there is only one."""
-    executor = ExecutorFactory.get_or_create()
-    window = ExecutorFactory.max_workers() or getattr(executor, "_max_workers", None) or 8
+    ``most`` bytes according to ``size_of``, or there is only one. ``pool`` has the threads; without
+    one, they are PyIceberg's."""
+    executor = pool or ExecutorFactory.get_or_create()
+    window = getattr(executor, "_max_workers", None) or 8
     running: deque[tuple[int, Future[_Result]]] = deque()
     size = 0
     try:

@@ -22,6 +22,7 @@ for Hive's hash, Java's ``HiveTableOperations``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import zlib
@@ -37,8 +38,8 @@ from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...host import strict_json
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
-from ..spec.java_json import java_print, metadata_hash
-from ..spec.parsable import parsable, without_nulls
+from ..spec.java_json import in_java_order, java_print, metadata_hash
+from ..spec.parsable import parsable, parsable_snapshot, without_nulls
 from ..storage.locations import leads_up, may_be_one_folder, new_input
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
@@ -66,7 +67,7 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     _check_sha256(stored, trust, location)
     try:
         text = _decompressed(stored, location) if location.endswith(COMPRESSED) else stored
-        metadata = strict_json.parse(text)
+        metadata = _parse(text)
     except MetadataIntegrityError:
         raise
     except zlib.error:
@@ -79,6 +80,18 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
         raise MetadataIntegrityError(f"{field} of the metadata has a wrong type", file=location)
     _check_java_hash(text, metadata, trust, location)
     return without_nulls(metadata)
+
+
+def _parse(text: bytes) -> Any:
+    """Return the parsed metadata. Raises ValueError as ``strict_json.parse``. Integers of more than
+    64 bits are refused only where Java looks at them."""
+    try:
+        return strict_json.parse(text)
+    except strict_json.LongIntegerError:
+        metadata = strict_json.parse(text, long_integers=True)
+        if isinstance(metadata, dict):
+            strict_json.parse(json.dumps(in_java_order(metadata, known_only=True)))
+        return metadata
 
 
 def _check_sha256(stored: bytes, trust: Trust, location: str) -> None:
@@ -220,9 +233,8 @@ def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
     which names the field, if the metadata is malformed.
     """
     try:
-        form = parsable(metadata)
-        snapshots = _Snapshots(snapshots=form.get("snapshots", [])).snapshots
-        parsed = TableMetadataUtil.parse_obj({**form, "snapshots": []})
+        snapshots = _parse_snapshots(metadata.get("snapshots", []))
+        parsed = TableMetadataUtil.parse_obj(parsable({**metadata, "snapshots": []}))
         _check_refs(metadata)
     except MetadataIntegrityError:
         raise
@@ -235,6 +247,21 @@ def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
     except (TypeError, KeyError, AttributeError) as error:
         raise _malformed(f"{type(error).__name__}: {error}") from error
     return parsed.model_copy(update={"snapshots": snapshots})
+
+
+def _parse_snapshots(snapshots: Any) -> list[EncryptedSnapshot]:
+    if isinstance(snapshots, list):
+        # If one is malformed, all are validated together below: then the error names its number.
+        with contextlib.suppress(ValidationError):
+            return [_parse_snapshot(strict_json.frozen(snapshot)) for snapshot in snapshots]
+        snapshots = list(map(parsable_snapshot, snapshots))
+    return _Snapshots(snapshots=snapshots).snapshots
+
+
+# A snapshot never changes, and each commit reads all of them again. They are kept by their content.
+@functools.lru_cache(maxsize=4096)
+def _parse_snapshot(snapshot: bytes) -> EncryptedSnapshot:
+    return EncryptedSnapshot.model_validate(parsable_snapshot(strict_json.thawed(snapshot)))
 
 
 def _malformed(what: str) -> MetadataIntegrityError:

@@ -29,12 +29,12 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import ALWAYS_TRUE, FileScanTask
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ..pyiceberg.records import record_values
 from ..pyiceberg.scans import ManifestPlanner, min_sequence_number, partition_spec_is_void
 from ..spec.constants import PATH_FIELD_ID
+from ..storage.workers import workers
 from .pruning import FileFilter
 from .records import ContentFile
 from .snapshots import to_table_files
@@ -159,7 +159,8 @@ class EncryptedPlanner(ManifestPlanner):
             return [entry for entry in entries if may_match(entry.data_file)]
 
         wanted = [m for m in manifests if self.is_new_enough(first, m)]
-        return ExecutorFactory.get_or_create().map(matching, wanted)
+        pool = workers(to_table_files(self.io), self.table_metadata.location)
+        return pool.map(matching, wanted)
 
     def plan_files(
         self,

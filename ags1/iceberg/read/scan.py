@@ -32,6 +32,7 @@ from ..pyiceberg.expressions import parse_row_filter
 from ..pyiceberg.scans import PlannedScan, appends_between
 from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles
+from ..storage.workers import workers
 from .ahead import in_order, is_large, read_ahead
 from .arrow_stream import ArrowStream
 from .binding import BoundFilter, bind_filter
@@ -258,6 +259,7 @@ class ScanReader:
     ) -> None:
         self.projected = projected
         self._limit = limit
+        self._pool = workers(files, metadata.location)
         self._tasks = TaskReader(files, metadata, projected, row_filter, dictionary_columns)
 
     def batches(
@@ -282,12 +284,12 @@ class ScanReader:
 
     def _batches(self, tasks: list[FileScanTask], ahead: int | None) -> Iterator[pa.RecordBatch]:
         if ahead is None:
-            return itertools.chain.from_iterable(read_ahead(self._read, tasks))
-        return in_order(self._tasks.batches, self._read, tasks, _size, ahead)
+            return itertools.chain.from_iterable(read_ahead(self._read, tasks, pool=self._pool))
+        return in_order(self._tasks.batches, self._read, tasks, _size, ahead, self._pool)
 
     def counts(self, tasks: Iterable[FileScanTask]) -> Iterator[int]:
         """Yield the number of rows of each task, without regard to the limit."""
-        return read_ahead(self._tasks.count, tasks)
+        return read_ahead(self._tasks.count, tasks, pool=self._pool)
 
     def _read(self, task: FileScanTask) -> list[pa.RecordBatch]:
         batches: list[pa.RecordBatch] = []

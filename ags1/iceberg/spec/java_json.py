@@ -9,6 +9,7 @@ functions take parsed JSON. It may be malformed: unexpected parts stay as they a
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import math
@@ -81,6 +82,18 @@ def _each_value(order: _Order) -> _Order:
         return {name: order(value, known_only) for name, value in values.items()}
 
     return ordered
+
+
+def _each_kept(order: _Order) -> _Order:
+    """The same for entries that never change, of which each commit orders all again."""
+
+    @functools.lru_cache(maxsize=4096)
+    def ordered(value: bytes, known_only: bool) -> bytes:
+        return strict_json.frozen(order(strict_json.thawed(value), known_only))
+
+    return _each(
+        lambda value, known_only: strict_json.thawed(ordered(strict_json.frozen(value), known_only))
+    )
 
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
@@ -165,9 +178,9 @@ _TABLE = _Form(
         "partition-spec": _PARTITION_FIELDS,
         "partition-specs": _each(_Form("spec-id fields", {"fields": _PARTITION_FIELDS})),
         "sort-orders": _each(_Form("order-id fields", {"fields": _SORT_FIELDS})),
-        "encryption-keys": _each(_KEY),
+        "encryption-keys": _each_kept(_KEY),
         "refs": _each_value(_REF),
-        "snapshots": _each(_SNAPSHOT),
+        "snapshots": _each_kept(_SNAPSHOT),
         "statistics": _each(_STATISTICS_FILE),
         "partition-statistics": _each(_Form("snapshot-id statistics-path file-size-in-bytes")),
         "snapshot-log": _each(_Form("timestamp-ms snapshot-id")),
@@ -275,7 +288,8 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
 def java_hash(data: bytes) -> str:
     """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
     that of Java's print without unknown fields. Raises ValueError if ``data`` is not JSON."""
-    return metadata_hash(java_print(strict_json.parse(data), known_only=True))
+    metadata = strict_json.parse(data, long_integers=True)
+    return metadata_hash(java_print(metadata, known_only=True))
 
 
 def metadata_hash(text: bytes) -> str:

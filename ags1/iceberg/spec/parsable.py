@@ -55,16 +55,16 @@ def parsable(metadata: Mapping[str, Any]) -> dict[str, Any]:
         for j, field in enumerate(fields if isinstance(fields, list) else ()):
             if not isinstance(field, dict):
                 raise ValueError(f"sort-orders.{i}.fields.{j}: is not an object")
-    for name, change in (("snapshots", _snapshot), ("statistics", _statistics)):
+    for name, change in (("snapshots", parsable_snapshot), ("statistics", _statistics)):
         if isinstance(form.get(name), list):
-            form[name] = [change(part) if isinstance(part, dict) else part for part in form[name]]
+            form[name] = list(map(change, form[name]))
     return form
 
 
-def _snapshot(snapshot: dict[str, Any]) -> dict[str, Any]:
+def parsable_snapshot(snapshot: Any) -> Any:
     """Return a snapshot's JSON in the form that PyIceberg parses. An unknown operation becomes
     ``overwrite``, which conflicts with most, as PyIceberg's does if there is none."""
-    summary = snapshot.get("summary")
+    summary = snapshot.get("summary") if isinstance(snapshot, dict) else None
     if not isinstance(summary, dict):
         return snapshot
     texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in summary.items()}
@@ -73,8 +73,8 @@ def _snapshot(snapshot: dict[str, Any]) -> dict[str, Any]:
     return {**snapshot, "summary": texts}
 
 
-def _statistics(file: dict[str, Any]) -> dict[str, Any]:
-    blobs = file.get("blob-metadata")
+def _statistics(file: Any) -> Any:
+    blobs = file.get("blob-metadata") if isinstance(file, dict) else None
     if not isinstance(blobs, list):
         return file
     known = [b for b in blobs if not isinstance(b, dict) or b.get("type") in _BLOB_TYPES]

@@ -27,6 +27,7 @@ from ...host._process import process_number
 from ...host.atomic import AtomicFile, sync_folder
 from .listing import list_files
 from .locations import local_path, mapped_location, new_input
+from .small_uploads import upload_small_files_at_once
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class TableOutput:
 
     def __init__(self, io: FileIO, location_map: Mapping[str, str] | None = None) -> None:
         self.io = io
+        upload_small_files_at_once(io)
         self._location_map = dict(location_map or {})
         self._lock = threading.Lock()
         self._written: list[str] = []
@@ -84,7 +86,8 @@ class TableOutput:
     @contextmanager
     def create(self, location: str) -> Iterator[BinaryIO]:
         """Open a new file for writing. It gets its name when the block ends without an exception.
-        Raises FileExistsError if the file exists, KeyReuseError in a forked child, and OSError."""
+        Raises FileExistsError if a local file exists, KeyReuseError in a forked child, and OSError.
+        Names of files have to be random: on an object store nobody asks whether there is one."""
         self.check_process()
         stored = self._stored(location)
         path = local_path(self.io, stored)
@@ -166,7 +169,8 @@ class TableOutput:
 
     @contextmanager
     def _remote(self, stored: str) -> Iterator[BinaryIO]:
-        stream: Any = self.io.new_output(stored).create()
+        # Nobody else has the name, which is random: to ask for it would take two requests.
+        stream: Any = self.io.new_output(stored).create(overwrite=True)
         try:
             yield cast(BinaryIO, stream)
         except BaseException:

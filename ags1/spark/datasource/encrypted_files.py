@@ -23,8 +23,9 @@ from ...engine.reader import Reader
 from ...errors import Ags1Error, FormatError, KeyMetadataError
 from ...files.keys import FileKeys
 from ...files.paths import local_path
-from ...files.storage.places import absolute, find, open_storage
-from ...files.storage.protocol import REQUESTS, SourceFile
+from ...files.sidecars import sidecar_bytes
+from ...files.staging.places import absolute, find, open_storage
+from ...files.staging.protocol import REQUESTS, SourceFile
 from ...keys.keychain import find_sidecar, key_of_file
 from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
 from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
@@ -181,7 +182,7 @@ def _sidecar(path: str) -> Sidecar:
     if here is not None:
         return find_sidecar(sidecar_path(here))
     try:
-        return Sidecar.from_bytes(open_storage(path).read_small(sidecar_path(path)))
+        return Sidecar.from_bytes(sidecar_bytes(open_storage(path), sidecar_path(path)))
     except FileNotFoundError:
         message = (
             "there is no such sidecar, and only it has the file's key (see the option 'ledger')"
@@ -203,7 +204,7 @@ def is_encrypted(name: str) -> bool:
 def list_file(path: str) -> Listed:
     """Return one file as ``list_files`` does. Raises OSError."""
     path = absolute(path)
-    status = open_storage(path).statuses(path.rpartition("/")[0], 1, follow=True)(path)
+    status = open_storage(path).status(path)
     if status is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     return Listed(path, *status)

@@ -29,7 +29,8 @@ from ...files.ledger import (
     open_ledger,
 )
 from ...files.ledger.rows import encrypted_row
-from ...files.storage.places import open_storage
+from ...files.staging import marks
+from ...files.staging.places import open_storage
 from ...keys.sidecar import Sidecar, sidecar_path
 from ..jobs.publishing import end, published, settle_pending, sync_names
 from ..jobs.selection import SUFFIX
@@ -139,7 +140,7 @@ def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:
     # One at the most: without new files, nothing is staged.
     jobs = {row.job_id for row in rows if row.attempt is not None}
     for job_id in jobs:
-        open_storage(folder).mark(job_id, folder, durable=True)
+        marks.leave(open_storage(folder), job_id, folder, durable=True)
         ledger.begin(job_id, folder)
     _publish(ledger, rows)
     for job_id in jobs:

@@ -16,8 +16,8 @@ from ...errors import KeyMetadataError
 from ...files.keys import FileKeys, as_text
 from ...files.ledger import DONE, ENCRYPT, REMOVED, open_ledger
 from ...files.ledger.lookup import joined, pending_keys
-from ...files.storage.places import absolute
-from ...files.storage.protocol import REQUESTS
+from ...files.staging.places import absolute
+from ...files.staging.protocol import REQUESTS
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..planning_errors import in_few_words

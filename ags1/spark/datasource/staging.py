@@ -7,6 +7,7 @@ completed, otherwise among the job's staged files (see ``storage``). Knows nothi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -18,10 +19,10 @@ from ...engine import layout
 from ...engine.key_metadata import KeyMetadata
 from ...files.ledger import Row
 from ...files.paths import local_path
-from ...files.storage import local_files as files
-from ...files.storage.pieces import BLOCK_SIZE, Item
-from ...files.storage.places import open_storage
-from ...files.storage.protocol import Attempt, Staging
+from ...files.staging import local_files as files
+from ...files.staging.pieces import BLOCK_SIZE, Item
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import Attempt, Staging
 from ..jobs.planning import whole
 
 # Of a file that is uploaded, if the storage does not say.
@@ -92,7 +93,8 @@ def clear(folder: str, job_id: str) -> None:
 
 def remove(path: str) -> None:
     """Remove a published file, if it exists. A file that cannot be removed stays."""
-    open_storage(path).remove(path)
+    with contextlib.suppress(OSError):
+        open_storage(path).remove(path)
 
 
 def _staging(folder: str, job_id: str) -> str:

@@ -30,7 +30,7 @@ from ...files.keys import FileKeys
 from ...files.ledger import ledger_location
 from ...files.paths import local_path
 from ...files.sidecars import OldKeys, publish_pair
-from ...files.storage.places import absolute, open_storage
+from ...files.staging.places import absolute, open_storage
 from ...keys.sidecar import START_SIZE, Sidecar, first_nonce, sidecar_path
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform

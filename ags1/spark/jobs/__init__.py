@@ -27,9 +27,9 @@ from typing import Any, TypeAlias
 
 from ...files.keys import FileKeys, KmsConfig
 from ...files.ledger import DECRYPT, ENCRYPT, ledger_location
-from ...files.storage.packed import Packed
-from ...files.storage.pieces import Item
-from ...files.storage.places import absolute
+from ...files.staging.packed import Packed
+from ...files.staging.pieces import Item
+from ...files.staging.places import absolute
 from .report import FailedFile, PlannedFile, Progress, Summary
 from .rewrapping import rewrap_ledger
 from .running import VERIFY, Job, JobOptions

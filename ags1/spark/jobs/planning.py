@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 
 from ...engine import layout
-from ...files.storage.pieces import BLOCK_SIZE, Item, Piece
+from ...files.staging.pieces import BLOCK_SIZE, Item, Piece
 
 # The cost of opening, creating and naming one file: bytes that could be encrypted in that time.
 FILE_COST = 512 << 10

@@ -35,10 +35,12 @@ from typing import Any
 from ...errors import KeyMetadataError
 from ...files.ledger import DONE, FAILED, JobNote, Ledger, Row
 from ...files.publish import publish
-from ...files.sidecars import Beside, OldKeys, Place
-from ...files.storage.places import open_storage
-from ...files.storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
-from ...keys.sidecar import Sidecar, sidecar_path
+from ...files.sidecars import Beside, OldKeys, StoragePlace
+from ...files.staging import local_files, marks
+from ...files.staging.local import LocalStorage
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
+from ...keys.sidecar import Sidecar
 from .work import cause
 
 # How long a task may need from one look at its job's mark to the next, with a large margin.
@@ -84,25 +86,16 @@ def settle_pending(
 def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     """Raise OSError if the folder of a killed job's files is not mounted. Otherwise the job's files
     would count as lost."""
-    if not _is_there(job_id, root):
+    if not marks.is_there(open_storage(root), job_id, root):
         message = "the folder of a killed job's files is not there: mount it; if it is lost for "
         message += f"good, run: ags1 spark ledger forget {ledger.location} {job_id}"
         raise FileNotFoundError(errno.ENOENT, message, root)
 
 
-def _is_there(job_id: str, root: str) -> bool:
-    """Whether the folder that a job has marked is mounted. A store that cannot be reached raises
-    OSError at the next call instead."""
-    mount = open_storage(root).mount
-    return mount is None or mount.has_mark(job_id, root)
-
-
 def end(ledger: Ledger, job_id: str, root: str) -> None:
     """Note that a job has ended, and remove its mark."""
     ledger.end(job_id)
-    mount = open_storage(root).mount
-    if mount is not None:
-        mount.remove_mark(job_id, root)
+    marks.remove(open_storage(root), job_id, root)
 
 
 def clear_again(ledger: Ledger) -> None:
@@ -126,9 +119,9 @@ def clear(
     No batch of the job may be pending."""
     try:
         storage = open_storage(root)
-        if not _is_there(job_id, root):
+        if not marks.is_there(storage, job_id, root):
             return
-        storage.end_mark(job_id, root)
+        marks.end(storage, job_id, root)
         if not storage.clear(job_id, root, folders, ledger.staged(job_id)):
             return
     except OSError:
@@ -163,11 +156,9 @@ def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = Fals
 def sync_names(rows: Sequence[Row]) -> None:
     """Sync the names of files that are done to the disk. Raises OSError."""
     targets = [row.target for row in rows if row.status == DONE]
-    if targets:
-        # All targets of a batch are in one storage.
-        mount = open_storage(targets[0]).mount
-        if mount is not None:
-            mount.sync_names(set(map(os.path.dirname, targets)))
+    # All targets of a batch are in one storage.
+    if targets and not open_storage(targets[0]).is_remote:
+        local_files.sync_names(set(map(os.path.dirname, targets)))
 
 
 def has_its_name(row: Row) -> bool:
@@ -224,9 +215,7 @@ def _keystore(row: Row) -> Beside:
         sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
     except KeyMetadataError as error:  # the row is damaged
         raise OSError(errno.EINVAL, error.message, row.target) from None
-    return _Beside(
-        StoragePlace(row.target, row), sidecar, OldKeys.RETIRE if row.replaces else OldKeys.KEEP
-    )
+    return _Beside(_JobPlace(row), sidecar, OldKeys.RETIRE if row.replaces else OldKeys.KEEP)
 
 
 class _Beside(Beside):
@@ -239,25 +228,18 @@ class _Beside(Beside):
             raise OSError(errno.EINVAL, f"{error.message}: {path}", path) from None
 
 
-class StoragePlace(Place):
-    """The sidecar beside a file. ``row`` is that of the job that writes the file, if one does."""
+class _JobPlace(StoragePlace):
+    """The sidecar beside a row's target."""
 
-    def __init__(self, file: str, row: Row | None = None) -> None:
-        self.path = sidecar_path(file)
+    def __init__(self, row: Row) -> None:
+        super().__init__(open_storage(row.target), row.target)
         self._row = row
-        self._storage = open_storage(file)
-
-    def read(self) -> bytes | None:
-        try:
-            return self._storage.read_small(self.path)
-        except FileNotFoundError:
-            return None
 
     def write(self, data: bytes) -> None:
-        self._storage.write_small(self.path, data, row=self._row)
-
-    def remove(self) -> None:
-        self._storage.remove(self.path)
+        if isinstance(self.storage, LocalStorage):
+            self.storage.write_beside(self._row, self.path, data)
+        else:
+            super().write(data)
 
 
 def _withdraw_failed(row: Row, after: Row) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...files.ledger import DONE, FAILED, SKIPPED, Row
-from ...files.storage.pieces import Item
+from ...files.staging.pieces import Item
 from .work import NO_ROOM, Result, failed
 
 _log = logging.getLogger(__name__)

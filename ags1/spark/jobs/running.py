@@ -23,9 +23,10 @@ from typing import Any
 from ...engine._gcm import random_bytes
 from ...files.keys import FileKeys
 from ...files.ledger import DECRYPT, ENCRYPT, JobNote, check_ledger, open_ledger
-from ...files.storage.pieces import Item
-from ...files.storage.places import open_storage
-from ...files.storage.protocol import Staging
+from ...files.staging import local_files, marks
+from ...files.staging.pieces import Item
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import Staging
 from .group import JobGroup
 from .patterns import Patterns
 from .publishing import clear, clear_again, settle_pending
@@ -127,8 +128,8 @@ class Job:
 
     def __enter__(self) -> Job:
         try:
-            if self._storage.mount is not None:
-                self._storage.mount.check_root(self._root)
+            if not self._storage.is_remote:
+                local_files.check_root(self._root)
             if self._writes:
                 # Other operations concern all files of the ledger.
                 root = self._root if self._operation in (ENCRYPT, DECRYPT) else None
@@ -148,7 +149,7 @@ class Job:
             self._storage.make_root(self._root)
             self._has_begun = True
             # In this order: a note without a mark means that the folder is not mounted.
-            self._storage.mark(self.id, self._root, durable=self._options.durable)
+            marks.leave(self._storage, self.id, self._root, durable=self._options.durable)
             with naming_ledger(self.ledger):
                 self.ledger.begin(self.id, self._root, sidecars=self._options.sidecars)
 
@@ -168,8 +169,7 @@ class Job:
             if self._has_begun and not self._waves.has_pending_batch:
                 late = JobNote(self._root, self._options.sidecars) if tasks_may_run else None
                 clear(self.ledger, self.id, self._root, self._waves.folders, late=late)
-                if self._storage.mount is not None:
-                    self._storage.mount.remove_empty(self._waves.new_folders)
+                local_files.remove_empty(self._waves.new_folders)
             if self._has_dead_jobs:
                 clear_again(self.ledger)
         finally:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from ...engine.layout import encrypted_size
 from ...errors import FormatError, KeyMetadataError, TruncatedError
 from ...files.ledger import DONE, ENCRYPT, Ledger, Row
-from ...files.storage.packed import DigestMap, Packed, PackedRows
-from ...files.storage.pieces import BLOCK_SIZE, Item
-from ...files.storage.places import absolute, find, open_storage
-from ...files.storage.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
+from ...files.staging.packed import DigestMap, Packed, PackedRows
+from ...files.staging.pieces import BLOCK_SIZE, Item
+from ...files.staging.places import absolute, find, open_storage
+from ...files.staging.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
 from ...keys.sidecar import SUFFIX as KEYS
 from .patterns import Patterns
 from .publishing import has_its_name

@@ -15,12 +15,11 @@ from ...errors import Ags1Error, KeyMetadataError
 from ...files.ledger import ENCRYPT, Ledger, Row
 from ...files.ledger.copying import refuse_pending
 from ...files.ledger.rows import encrypted_row
-from ...files.sidecars import Beside, OldKeys
-from ...files.storage.places import find, open_storage
-from ...files.storage.protocol import REQUESTS, SourceFile
+from ...files.sidecars import Beside, OldKeys, place_beside, sidecar_bytes
+from ...files.staging.places import find, open_storage
+from ...files.staging.protocol import REQUESTS, SourceFile
 from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
-from .publishing import StoragePlace
 from .report import FailedFile
 from .selection import SUFFIX
 from .work import cause
@@ -50,10 +49,11 @@ def write_sidecars(ledger: Ledger) -> Moved:
     def write(row: Row) -> bool:
         """Return whether the sidecar had to be written."""
         storage = open_storage(row.target)
-        if storage.statuses(row.target.rpartition("/")[0], 1, follow=True)(row.target) is None:
+        if storage.status(row.target) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), row.target)
         sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
-        return Beside(StoragePlace(row.target), sidecar, OldKeys.KEEP).add()
+        with place_beside(storage, row.target) as place:
+            return Beside(place, sidecar, OldKeys.KEEP).add()
 
     moved = Moved()
     columns = ("target", "key_metadata")
@@ -114,8 +114,8 @@ def _with_sidecars(
 
     def read(file: SourceFile) -> Sidecar | BaseException:
         try:
-            data = open_storage(file.path).read_small(sidecar_path(file.path))
-            return Sidecar.from_bytes(data)
+            storage = open_storage(file.path)
+            return Sidecar.from_bytes(sidecar_bytes(storage, sidecar_path(file.path)))
         except _ERRORS as error:
             return error
 

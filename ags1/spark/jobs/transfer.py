@@ -19,8 +19,8 @@ from ...engine._pump import Pump
 from ...engine.geometry import Geometry
 from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, TruncatedError
-from ...files.storage.pieces import BLOCK_SIZE
-from ...files.storage.protocol import CHANGED, Output, Source
+from ...files.staging.pieces import BLOCK_SIZE
+from ...files.staging.protocol import CHANGED, Output, Source
 from ...host.process import OncePerProcess
 
 # The blocks of a run by default, and the runs that are read ahead.

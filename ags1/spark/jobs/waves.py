@@ -28,9 +28,10 @@ from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE
 from ...files.keys import FileKeys, as_text
 from ...files.ledger import DONE, Ledger, Row
-from ...files.storage.pieces import Item, target_size
-from ...files.storage.places import open_storage
-from ...files.storage.protocol import JobEndedError, Staging
+from ...files.staging import local_files
+from ...files.staging.pieces import Item, target_size
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import JobEndedError, Staging
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
 from ..workers import task_context
@@ -103,8 +104,8 @@ class Waves:
 
     def note_folders(self, folders: Iterable[str]) -> None:
         """Note those of the folders that do not exist yet. Raises OSError."""
-        if self._storage.mount is not None:
-            self.new_folders |= self._storage.mount.missing_folders(folders, self._staging.root)
+        if not self._storage.is_remote:
+            self.new_folders |= local_files.missing_folders(folders, self._staging.root)
 
     def run(self, items: Collection[Item], work: Work) -> int:
         """Do the work on items. Return how many were tried: after some failures the rest is

@@ -22,9 +22,10 @@ from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE, Ags1Error
 from ...files.keys import FileKeys, as_text
 from ...files.paths import local_path
-from ...files.storage.pieces import BLOCK_SIZE, Item, Piece, target_offset
-from ...files.storage.places import open_storage
-from ...files.storage.protocol import CHANGED, Attempt, JobEndedError, Output, Source
+from ...files.staging import local_files, marks
+from ...files.staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
+from ...files.staging.places import open_storage
+from ...files.staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import START_SIZE, first_nonce
 from ..workers import end_of_task, task_context
@@ -100,9 +101,9 @@ class Work:
             for result in self._results(task, attempt):
                 results.append(result)
             if self.writes:
-                storage.check_mark(attempt, now=True)
-                if self.durable and storage.mount is not None:
-                    storage.mount.sync([r.staged for r in results if r.staged])
+                marks.check(storage, attempt, now=True)
+                if self.durable and not storage.is_remote:
+                    local_files.sync([r.staged for r in results if r.staged])
         except BaseException as error:
             pieces = {piece.number: piece for piece in task}
             for result in results:

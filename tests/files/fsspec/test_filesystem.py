@@ -502,7 +502,7 @@ def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path
 
 
 @pytest.mark.parametrize("grows", [False, True], ids=["same size", "larger"])
-@pytest.mark.parametrize("when", ["opened", "read_starts", "_km"])
+@pytest.mark.parametrize("when", ["opened", "starts", "_km"])
 @pytest.mark.parametrize("kind", ["file", "link", "memory"])
 def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, grows: bool, kind: str
@@ -514,7 +514,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(
         Ags1FileSystem(target_protocol=protocol, skip_instance_cache=True) for _ in range(2)
     )
     old, new = TEXT, TEXT[:0:-1] + b"1" * (1 + 1000 * grows)
-    holder: Any = fs if when == "_km" else fs._storage
+    holder: Any = {"_km": fs, "opened": fs._pairs, "starts": fs._pairs.storage}[when]
     step = getattr(holder, when)
 
     def replacing(is_before: bool, *arguments: Any) -> Any:
@@ -527,7 +527,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(
         fs.pipe_file(path, old)
         monkeypatch.setattr(holder, when, functools.partial(replacing, is_before))
         # A local file that was opened is read, with its key; an object that was, is no more.
-        has_both = when == "_km" or (when, is_before) == ("read_starts", False)
+        has_both = when == "_km" or (when, is_before) == ("starts", False)
         assert fs.cat_file(path) == (old if has_both and kind != "memory" else new)
 
 
@@ -594,14 +594,14 @@ def test_the_sidecar_of_a_local_file_is_read_once(
 ) -> None:
     local.pipe_file(f"{tmp_path}/x", TEXT)
     read: list[str] = []
-    storage = local._storage
-    step = storage.read_starts
+    storage = local._pairs.storage
+    step = storage.starts
 
     def counted(wanted: Any) -> Any:
         read.extend(path for path, _ in wanted)
         return step(wanted)
 
-    monkeypatch.setattr(storage, "read_starts", counted)
+    monkeypatch.setattr(storage, "starts", counted)
     assert local.cat_file(f"{tmp_path}/x") == TEXT
     assert read == [f"{tmp_path}/x.ags1.keys"]
 
@@ -799,13 +799,13 @@ def test_a_file_that_is_replaced_while_it_is_moved_stays(
     root: str, fs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fs.pipe_file(f"{root}/x", b"old")
-    copy = fs._storage.copy
+    copy = fs._pairs.copy
 
     def meanwhile(source: str, target: str) -> None:
         copy(source, target)
         fs.pipe_file(f"{root}/x", b"new")
 
-    monkeypatch.setattr(fs._storage, "copy", meanwhile)
+    monkeypatch.setattr(fs._pairs, "copy", meanwhile)
     with pytest.raises(BlockingIOError, match="move it again"):
         fs.mv(f"{root}/x", f"{root}/y")
     assert (fs.cat_file(f"{root}/x"), fs.cat_file(f"{root}/y")) == (b"new", b"old")

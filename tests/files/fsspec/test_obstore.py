@@ -83,12 +83,12 @@ def test_a_new_file_replaces_no_other_one(place: tuple[Counting, str]) -> None:
     with pytest.raises(FileExistsError):
         out.close()
     assert fs.cat_file(f"{folder}/a") == b"other"
-    storage = fs._storage
-    staged = storage.stage(f"{folder}/a.ags1")
+    storage = fs._pairs.storage
+    staged = storage.scratch(f"{folder}/a.ags1")
     staged.write(memoryview(b"more"))
     staged.commit()
     with pytest.raises(FileExistsError):
-        storage._put(staged.temporary, f"{folder}/a.ags1", overwrite=False)
+        storage.put(staged, f"{folder}/a.ags1", new=True)
     staged.discard()
     assert fs.cat_file(f"{folder}/a") == b"other"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from counted_requests import counted_requests
 from iceberg_tables import (
     JAVA_LOCATION,
     KMS_PROPERTIES,
@@ -27,7 +28,9 @@ from iceberg_tables import (
     metadata_file,
     open_fixture,
 )
+from pyiceberg.catalog import load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.utils.concurrent import ExecutorFactory
 from table_maker import TableMaker
 
 import ags1
@@ -39,7 +42,7 @@ from ags1 import (
     NotEncryptedError,
     TruncatedError,
 )
-from ags1.iceberg import TableFiles, open_table, verify_table
+from ags1.iceberg import EncryptedCatalog, TableFiles, open_table, verify_table
 from ags1.keys.manager import EncryptionManager
 from ags1.kms import KmsClient, from_properties
 
@@ -330,3 +333,72 @@ def test_errors_about_a_moved_table_name_both_locations(
                 assert f"{table.location()}/{path.relative_to(moved)}" in message
                 assert str(path) in message
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("credentials", ["of the environment", "of properties"])
+def test_the_number_of_requests(s3: Any, credentials: str) -> None:
+    rows = pa.table({"id": [1, 2, 3]})
+    with counted_requests(s3.meta.endpoint_url) as requests:
+        server = properties(s3, "pyarrow") | {"s3.endpoint": requests.url}
+        if credentials == "of the environment":
+            del server["s3.access-key-id"], server["s3.secret-access-key"]
+        inner = load_catalog(
+            "c",
+            type="sql",
+            uri="sqlite://",
+            warehouse=f"s3://{BUCKET}/{credentials[-3:]}",
+            **server,
+        )
+        catalog = EncryptedCatalog(inner, memory_kms())
+        catalog.create_namespace("db")
+        table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
+        table.append(rows)
+        made: dict[str, int] = {}
+
+        def count(name: str, work: Callable[[], object]) -> None:
+            requests.made.clear()
+            work()
+            made[name] = sum(requests.made.values())
+
+        # The table of docs/tables/catalogs.md has these numbers.
+        count("append", lambda: table.append(rows))
+        count("delete", lambda: table.delete("id = 2"))
+        for _ in range(4):
+            table.append(rows)
+        read = catalog.load_table("db.t")
+        count("scan", lambda: read.scan().to_arrow())
+        count("compaction", lambda: read.rewrite_data_files())
+        count("verify", lambda: verify_table(catalog.load_table("db.t")))
+        count("expire", lambda: read.expire_snapshots("0s", 1))
+    assert made == {
+        "append": 6,
+        "delete": 14,
+        "scan": 30,
+        "compaction": 71,
+        "verify": 88,
+        "expire": 110,
+    }
+
+
+def test_many_files_of_a_distant_store_are_read_at_once(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"id": list(range(16))})
+    with counted_requests(s3.meta.endpoint_url, 0.05) as requests:
+        server = properties(s3, "pyarrow") | {"s3.endpoint": requests.url}
+        inner = load_catalog(
+            "c", type="sql", uri="sqlite://", warehouse=f"s3://{BUCKET}/many", **server
+        )
+        catalog = EncryptedCatalog(inner, memory_kms())
+        catalog.create_namespace("db")
+        table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
+        with table.update_spec() as spec:
+            spec.add_identity("id")
+        table.append(rows)
+        for configured, least, most in ((None, 8, 16), ("2", 1, 2)):
+            if configured is not None:
+                monkeypatch.setenv("PYICEBERG_MAX_WORKERS", configured)
+                monkeypatch.setattr(ExecutorFactory, "_instance", None)
+            requests.most = 0
+            assert len(table.scan().to_arrow()) == 16
+            assert least <= requests.most <= max(most, os.cpu_count() or 1)

@@ -1,10 +1,17 @@
 package ags1.iceberg;
 
+import ags1.iceberg.kms.KmsClients;
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HexFormat;
 import java.util.List;
+import java.util.Map;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.iceberg.encryption.EncryptedFiles;
+import org.apache.iceberg.encryption.EncryptionKeyMetadata;
+import org.apache.iceberg.encryption.NativeEncryptionOutputFile;
+import org.apache.iceberg.encryption.StandardEncryptionManager;
 import org.apache.iceberg.hadoop.HadoopFileIO;
 import org.apache.iceberg.inmemory.InMemoryFileIO;
 import org.apache.iceberg.inmemory.InMemoryInputFile;
@@ -132,6 +139,43 @@ final class Guard {
       }
       return stream.getPos();
     }
+  }
+
+  /**
+   * Writes an encrypted file of a size, which is then overwritten in the storage. Says whether the plug-in
+   * still knows its content: by its own key, by another one, and once it has forgotten it.
+   */
+  static Object known(JsonNode arguments) throws IOException {
+    byte[] content = new byte[arguments.get("size").asInt()];
+    Arrays.fill(content, (byte) 'x');
+    Map<String, String> kms =
+        Map.of("encryption.kms-type", "memory", "encryption.kms.key.a", "00".repeat(16));
+    StandardEncryptionManager manager =
+        new StandardEncryptionManager(List.of(), "a", 16, KmsClients.of(kms));
+    InMemoryFileIO io = new InMemoryFileIO(); // which has the files of all tests
+    String path = "known-" + content.length;
+    WrittenFiles files = new WrittenFiles();
+    NativeEncryptionOutputFile file = files.known(manager.encrypt(io.newOutputFile(path)));
+    try (PositionOutputStream stream = file.encryptingOutputFile().create()) {
+      stream.write(content);
+    }
+    EncryptionKeyMetadata other = manager.encrypt(io.newOutputFile("other")).keyMetadata();
+    io.deleteFile(path);
+    io.addFile(path, new byte[100]);
+    List<Boolean> known = new ArrayList<>();
+    for (EncryptionKeyMetadata key : List.of(file.keyMetadata(), other, file.keyMetadata())) {
+      if (known.size() == 2) {
+        files.forget();
+      }
+      InputFile found =
+          files.known(manager.decrypt(EncryptedFiles.encryptedInput(io.newInputFile(path), key)));
+      try (SeekableInputStream stream = found.newStream()) {
+        known.add(Arrays.equals(stream.readAllBytes(), content));
+      } catch (RuntimeException notEncrypted) {
+        known.add(false);
+      }
+    }
+    return known;
   }
 
   private static FileIO io(JsonNode arguments) {

@@ -136,9 +136,9 @@ public final class CatalogRules {
 
   /**
    * Checks what a commit sets of a table's properties. {@code before} are those that the table has, and
-   * none if it is new here.
+   * none if it is new here. Returns whether the table is encrypted.
    */
-  void checkSet(Map<String, String> before, TableMetadata metadata) {
+  boolean checkSet(Map<String, String> before, TableMetadata metadata) {
     boolean isEncrypted = keyId(metadata) != null;
     metadata.properties().forEach(
         (name, value) -> {
@@ -156,6 +156,7 @@ public final class CatalogRules {
               isEncrypted && !isAllowed(name, value),
               "the property '%s' of an encrypted table is not '%s'", name, value);
         });
+    return isEncrypted;
   }
 
   /** Returns why no file may be written into an encrypted table, if it is so; otherwise null. */
@@ -173,10 +174,8 @@ public final class CatalogRules {
 
   /** Checks that the key of a table works which is about to be created. */
   void checkNew(TableMetadata metadata) {
-    checkSet(Map.of(), metadata);
-    String keyId = keyId(metadata);
-    if (keyId != null) {
-      kms.wrapKey(ByteBuffer.allocate(16), keyId);
+    if (checkSet(Map.of(), metadata)) {
+      kms.wrapKey(ByteBuffer.allocate(16), metadata.properties().get(KEY_ID));
     }
   }
 

@@ -10,8 +10,10 @@ import org.apache.iceberg.encryption.EncryptedKey;
 import org.apache.iceberg.encryption.KeyManagementClient;
 import org.apache.iceberg.encryption.NativeEncryptionInputFile;
 import org.apache.iceberg.encryption.NativeEncryptionKeyMetadata;
+import org.apache.iceberg.encryption.NativeEncryptionOutputFile;
 import org.apache.iceberg.encryption.StandardEncryptionManager;
 import org.apache.iceberg.io.InputFile;
+import org.apache.iceberg.io.OutputFile;
 
 /**
  * Iceberg's encryption manager, which compares the length of a file with its key metadata.
@@ -25,27 +27,34 @@ class CheckingManager extends StandardEncryptionManager {
       Stream.of(StandardEncryptionManager.class.getMethods())
           .anyMatch(method -> method.getName().equals("registerKeyMetadata"));
 
-  final transient EncryptedOperations live; // null in the processes of executors
+  // Both are null in the processes of executors.
+  final transient EncryptedOperations live;
+  private final transient WrittenFiles checked;
 
-  private CheckingManager(
-      List<EncryptedKey> keys,
-      String id,
-      int size,
-      KeyManagementClient kms,
-      EncryptedOperations live) {
-    super(keys, id, size, kms);
-    this.live = live;
+  private CheckingManager(Of of) {
+    super(of.keys(), of.keyId(), of.dataKeyLength(), of.kms());
+    this.live = of.live();
+    this.checked = of.checked();
   }
 
-  static CheckingManager of(
+  /**
+   * What managers are made of. Files that are written with a manager of {@code live} operations are
+   * known there. {@code checked} are files that are read from memory; null if none are.
+   */
+  record Of(
       List<EncryptedKey> keys,
-      String id,
-      int size,
+      String keyId,
+      int dataKeyLength,
       KeyManagementClient kms,
-      EncryptedOperations live) {
-    return HAS_REGISTER
-        ? new Of12(keys, id, size, kms, live)
-        : new Of11(keys, id, size, kms, live);
+      EncryptedOperations live,
+      WrittenFiles checked) {
+    CheckingManager manager() { return HAS_REGISTER ? new Of12(this) : new Of11(this); }
+  }
+
+  @Override
+  public NativeEncryptionOutputFile encrypt(OutputFile file) {
+    NativeEncryptionOutputFile encrypted = super.encrypt(file);
+    return live == null ? encrypted : live.written().known(encrypted);
   }
 
   @Override
@@ -63,7 +72,7 @@ class CheckingManager extends StandardEncryptionManager {
         length != null && length != stored.getLength(),
         "%s has %s bytes, and its key metadata says %s: it is truncated, or somebody changed it",
         decrypted.location(), stored.getLength(), length);
-    return decrypted;
+    return checked == null ? decrypted : checked.known(decrypted);
   }
 
   private static boolean hasKey(EncryptedInputFile file) {
@@ -72,9 +81,7 @@ class CheckingManager extends StandardEncryptionManager {
 
   /** In Iceberg 1.12, the writer of a manifest list calls a method that 1.11 does not have. */
   private static final class Of12 extends CheckingManager {
-    Of12(List<EncryptedKey> k, String id, int size, KeyManagementClient c, EncryptedOperations o) {
-      super(k, id, size, c, o);
-    }
+    Of12(Of of) { super(of); }
 
     @Override
     public FileEncryptionKeys registerKeyMetadata(NativeEncryptionKeyMetadata listKey) {
@@ -88,9 +95,7 @@ class CheckingManager extends StandardEncryptionManager {
 
   @SuppressWarnings("deprecation") // in 1.12
   private static final class Of11 extends CheckingManager {
-    Of11(List<EncryptedKey> k, String id, int size, KeyManagementClient c, EncryptedOperations o) {
-      super(k, id, size, c, o);
-    }
+    Of11(Of of) { super(of); }
 
     @Override
     public String addManifestListKeyMetadata(NativeEncryptionKeyMetadata listKey) {

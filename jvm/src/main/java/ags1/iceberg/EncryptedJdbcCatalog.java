@@ -44,6 +44,10 @@ public final class EncryptedJdbcCatalog extends JdbcCatalog {
       "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ? "
           + "WHERE catalog_name = ? AND table_namespace = ? AND table_name = ? "
           + "AND metadata_location = ?";
+  private static final String CHANGE_PINS =
+      "UPDATE iceberg_namespace_properties SET property_value = "
+          + "CASE property_key WHEN ? THEN ? WHEN ? THEN ? WHEN ? THEN ? END "
+          + "WHERE property_key IN (?, ?, ?) AND catalog_name = ? AND namespace = ?";
   private static final String FORGET_PINS =
       "DELETE FROM iceberg_namespace_properties "
           + "WHERE property_key IN (?, ?, ?) AND catalog_name = ? AND namespace = ?";
@@ -165,14 +169,19 @@ public final class EncryptedJdbcCatalog extends JdbcCatalog {
 
   /** Replaces the pins of a table: {@code pins} are all of them, or none. */
   void setPins(TableIdentifier table, Map<String, String> pins) {
-    update(FORGET_PINS, all(pins(table), namespace(table)));
-    if (!pins.isEmpty()) {
-      List<String> rows = new ArrayList<>();
-      for (String pin : PINS) {
-        rows.addAll(namespace(table));
-        rows.addAll(List.of(property(pin, table), pins.get(pin)));
+    List<String> where = all(pins(table), namespace(table));
+    List<String> cases = new ArrayList<>();
+    List<String> rows = new ArrayList<>();
+    for (String pin : pins.isEmpty() ? List.<String>of() : PINS) {
+      List<String> row = List.of(property(pin, table), pins.get(pin));
+      cases.addAll(row);
+      rows.addAll(all(namespace(table), row));
+    }
+    if (pins.isEmpty() || update(CHANGE_PINS, all(cases, where)) != PINS.size()) {
+      update(FORGET_PINS, where);
+      if (!pins.isEmpty()) {
+        update(PIN, rows);
       }
-      update(PIN, rows);
     }
   }
 

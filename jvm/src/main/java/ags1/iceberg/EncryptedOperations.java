@@ -55,6 +55,7 @@ final class EncryptedOperations extends DelegatingOperations {
   private final CatalogRules rules;
   private final FileIO storedFiles;
   private final State noTable;
+  private final WrittenFiles written = new WrittenFiles();
   private volatile State state;
   // What loads the version; null if the state has it.
   private volatile Supplier<TableMetadata> missing;
@@ -108,15 +109,18 @@ final class EncryptedOperations extends DelegatingOperations {
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
-    checkKeyId(base, metadata);
+    boolean isEncrypted = checkKeyId(base, metadata);
     if (base == null && metadata.snapshots().isEmpty()) {
       begin(metadata); // the new table may be asked for its files before it is read again
     }
-    TableMetadata complete = withKeys(base, metadata);
+    // Of metadata from a file, to register a table, the guard checks what is read.
+    boolean isWrittenHere = metadata.metadataFileLocation() == null;
+    TableMetadata complete = isEncrypted && isWrittenHere ? withKeys(base, metadata) : metadata;
     synchronized (inner) {
       try {
         inner.commit(base, complete);
         missing = inner::current;
+        written.forget();
       } catch (RuntimeException refused) {
         missing = inner::refresh;
         throw refused;
@@ -163,11 +167,13 @@ final class EncryptedOperations extends DelegatingOperations {
     }
   }
 
+  WrittenFiles written() { return written; }
+
   /** Has keys made, in the state that is live by now. */
   synchronized <K> K make(Function<CheckingManager, K> making) {
     State before = state;
     refuseIf(!before.isEncrypted(), "somebody dropped the table while a commit was prepared");
-    CheckingManager manager = manager(before.version(), before.made());
+    CheckingManager manager = manager(before.version(), before.made(), false);
     K key = making.apply(manager);
     Map<String, EncryptedKey> known = EncryptionUtil.encryptionKeys(before.manager());
     List<EncryptedKey> made = new ArrayList<>(before.made());
@@ -193,7 +199,7 @@ final class EncryptedOperations extends DelegatingOperations {
     if (rules.keyId(version) == null) {
       return unencrypted(version, isCommitted);
     }
-    return encrypted(version, isCommitted, manager(version, made), made);
+    return encrypted(version, isCommitted, manager(version, made, false), made);
   }
 
   /** Returns those of the keys that the metadata does not have. */
@@ -217,34 +223,35 @@ final class EncryptedOperations extends DelegatingOperations {
         version, isCommitted, manager, EncryptingFileIO.combine(guarded, manager), List.copyOf(made));
   }
 
-  private CheckingManager manager(TableMetadata version, List<EncryptedKey> made) {
+  /** {@code isCheck} says that what was written here may be read from memory. */
+  private CheckingManager manager(
+      TableMetadata version, List<EncryptedKey> made, boolean isCheck) {
     List<EncryptedKey> keys = new ArrayList<>(version.encryptionKeys());
     keys.addAll(made);
     int dataKeyLength =
         version.propertyAsInt(
             TableProperties.ENCRYPTION_DEK_LENGTH, TableProperties.ENCRYPTION_DEK_LENGTH_DEFAULT);
     String keyId = version.properties().get(TableProperties.ENCRYPTION_TABLE_KEY);
-    return CheckingManager.of(keys, keyId, dataKeyLength, rules.kms(), this);
+    WrittenFiles checked = isCheck ? written : null;
+    return new CheckingManager.Of(keys, keyId, dataKeyLength, rules.kms(), this, checked).manager();
   }
 
-  private void checkKeyId(TableMetadata base, TableMetadata metadata) {
+  /** Returns whether the table is encrypted. */
+  private boolean checkKeyId(TableMetadata base, TableMetadata metadata) {
     String name = TableProperties.ENCRYPTION_TABLE_KEY;
     String before = base == null ? null : base.properties().get(name);
     refuseIf(
         base != null && !Objects.equals(before, metadata.properties().get(name)),
         "the property '%s' of an existing table is not added, changed or removed: it is %s",
         name, before);
-    rules.checkSet(base == null ? Map.of() : base.properties(), metadata);
+    return rules.checkSet(base == null ? Map.of() : base.properties(), metadata);
   }
 
   /** Returns the metadata with the keys of its new snapshots, after a check of these snapshots. */
   private TableMetadata withKeys(TableMetadata base, TableMetadata metadata) {
-    // Of metadata from a file, to register a table, the guard checks what is read.
-    if (rules.keyId(metadata) == null || metadata.metadataFileLocation() != null) {
-      return metadata;
-    }
     // The base may be older than the state, in which the keys were made.
-    State committing = stateOf(metadata, true, beyond(metadata, state.keys()));
+    List<EncryptedKey> made = beyond(metadata, state.keys());
+    State committing = encrypted(metadata, true, manager(metadata, made, true), made);
     TableMetadata.Builder builder = TableMetadata.buildFrom(metadata); // adds no key twice
     Map<String, EncryptedKey> keys = EncryptionUtil.encryptionKeys(committing.manager());
     for (Snapshot snapshot : metadata.snapshots()) {

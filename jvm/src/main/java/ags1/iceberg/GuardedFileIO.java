@@ -3,6 +3,7 @@ package ags1.iceberg;
 import static ags1.iceberg.CatalogRules.refuseIf;
 import static java.nio.charset.StandardCharsets.ISO_8859_1;
 
+import java.io.File;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.ByteBuffer;
@@ -107,6 +108,16 @@ class GuardedFileIO implements FileIO {
     @Override public void deleteFiles(Iterable<String> paths) { all.deleteFiles(paths); }
   }
 
+  /** Opens a file for reading. To open a pipe on this machine could take for ever. */
+  static SeekableInputStream opened(InputFile file) {
+    String path = file.location().replaceFirst("^file:/+", "/");
+    File local = new File(path);
+    refuseIf(
+        path.startsWith("/") && !local.isFile() && local.exists(),
+        "%s is not a regular file: somebody replaced it", file.location());
+    return file.newStream();
+  }
+
   private static boolean isEncrypted(String first) { return first.matches("AGS1|PARE"); }
 
   /** A file, which is unencrypted Parquet only if {@code readsPlainParquet} is true. */
@@ -117,7 +128,7 @@ class GuardedFileIO implements FileIO {
 
     @Override
     public SeekableInputStream newStream() {
-      SeekableInputStream stream = file.newStream();
+      SeekableInputStream stream = opened(file);
       try {
         byte[] bytes = new byte[FIRST];
         int size = IOUtil.readRemaining(stream, bytes, 0, FIRST);

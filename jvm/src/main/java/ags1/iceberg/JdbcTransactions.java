@@ -57,8 +57,9 @@ final class JdbcTransactions extends JdbcClientPool {
     try {
       R result = work.get();
       try {
-        connection.commit();
+        connection.setAutoCommit(true); // commits. SQLite's commit() would begin another transaction
       } catch (SQLException error) {
+        tryOrClose(connection, Connection::close); // SQLite's may still be in the transaction
         throw new CommitStateUnknownException(error);
       }
       return result;

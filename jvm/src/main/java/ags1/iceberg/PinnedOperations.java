@@ -5,6 +5,7 @@ import static ags1.iceberg.EncryptedJdbcCatalog.KEY_ID;
 import static ags1.iceberg.EncryptedJdbcCatalog.LOCATION;
 import static ags1.iceberg.EncryptedJdbcCatalog.SHA256;
 
+import java.io.ByteArrayInputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.OutputStream;
@@ -14,6 +15,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import java.util.stream.Stream;
+import java.util.zip.GZIPInputStream;
 import org.apache.iceberg.BaseMetastoreTableOperations;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableMetadataParser;
@@ -41,6 +43,13 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
   private static final String KEY = TableProperties.ENCRYPTION_TABLE_KEY;
   private static final String UNCONFIRMED = "unconfirmed";
   private static final int MAX_RETRIES = 20; // as Iceberg's other catalogs
+  // As in Python: of metadata.json, and how large a compressed one may become.
+  private static final int MAX_SIZE = 256 << 20;
+  private static final long FREE_SIZE = 4 << 20;
+  private static final long MAX_GROWTH = 64;
+  private static final String COMPRESSED = ".*(\\.gz\\.metadata\\.json|\\.metadata\\.json\\.gz)";
+  // A snapshot keeps the list of its manifests once it was asked for. Parsed metadata has new ones.
+  private static final int MAX_UNPARSED = 16;
   private static final List<String> FOLDERS =
       List.of(
           "write.data.path", "write.metadata.path", "write.folder-storage.path",
@@ -50,6 +59,7 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
   private final EncryptedJdbcCatalog catalog;
   private final TableIdentifier identifier;
   private TableMetadata confirmed; // the version that the pins have confirmed
+  private int unparsed = 0; // commits since the metadata was parsed
 
   /** {@code plain} are Iceberg's own operations of that catalog, which create tables. */
   PinnedOperations(
@@ -105,10 +115,12 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
       write(location, meant);
     }
     byte[] stored = stored(location);
-    TableMetadata written = parsed(location, stored);
+    boolean mustParse = base == null || ++unparsed >= MAX_UNPARSED;
+    TableMetadata written = mustParse ? parsed(location, stored) : at(location, metadata);
     refuseIf(
         !Arrays.equals(meant, isRegistered ? bytes(location, written) : stored),
         "%s is not the metadata that was committed: somebody has changed it", location);
+    unparsed = mustParse ? 0 : unparsed;
     String keyId = metadata.properties().get(KEY);
     boolean isConfirmed = !hasStrangeFolder(base, metadata, location);
     catalog.inTransaction(
@@ -182,15 +194,34 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
   }
 
   private byte[] stored(String location) {
-    try (InputStream file = io().newInputFile(location).newStream()) {
-      return file.readAllBytes();
+    try (InputStream file = GuardedFileIO.opened(io().newInputFile(location))) {
+      return notLarger(MAX_SIZE, file, location);
     } catch (IOException error) {
       throw new UncheckedIOException(error);
     }
   }
 
   private static TableMetadata parsed(String location, byte[] stored) {
+    if (location.matches(COMPRESSED)) {
+      int limit = (int) Math.min(MAX_SIZE, FREE_SIZE + MAX_GROWTH * stored.length);
+      try (InputStream text = new GZIPInputStream(new ByteArrayInputStream(stored))) {
+        notLarger(limit, text, location);
+      } catch (IOException error) {
+        throw new UncheckedIOException(error);
+      }
+    }
     return TableMetadataParser.read(new InMemoryInputFile(location, stored));
+  }
+
+  private static byte[] notLarger(int limit, InputStream file, String location) throws IOException {
+    byte[] bytes = file.readNBytes(limit + 1);
+    refuseIf(bytes.length > limit, "the metadata %s is larger than %s bytes", location, limit);
+    return bytes;
+  }
+
+  /** Returns the metadata as one that was parsed from a file at the location. */
+  private static TableMetadata at(String location, TableMetadata metadata) {
+    return TableMetadata.buildFrom(metadata).withMetadataLocation(location).discardChanges().build();
   }
 
   private static String sha256(byte[] bytes) {

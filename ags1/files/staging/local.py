@@ -19,13 +19,14 @@ from functools import partial
 
 from ...engine._gcm import random_bytes
 from ...errors import Ags1Error
-from ...host import private_file
-from ...host.atomic import AtomicFile, publish, sync
+from ...host.atomic import publish, sync
 from ...host.regular_file import regular_file
-from ...keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX
 from ..ledger import Row
 from ..paths import local_path
+from ..storage.folder import Folder, read_range, status_of
+from ..storage.protocol import Status
 from . import local_files as files
+from . import marks
 from .pieces import Item, Piece, target_offset, target_size
 from .protocol import (
     CHANGED,
@@ -37,7 +38,6 @@ from .protocol import (
     Prepared,
     Results,
     Staging,
-    Status,
     StatusOf,
     Takes,
     Uploads,
@@ -55,13 +55,7 @@ class LocalSource:
         self.mode = stat.S_IMODE(status.st_mode) & 0o777
 
     def read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self.fd, size, offset)
-        while len(data) < size:
-            more = os.pread(self.fd, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        return data
+        return read_range(self.fd, offset, size)
 
     def check_unchanged(self) -> None:
         # A program can set a file's modification time, but not the time of its last status change.
@@ -83,18 +77,12 @@ class _LocalOutput:
             rest = rest[written:]
 
 
-class LocalStorage:
+class LocalStorage(Folder):
     """Mounted folders; see ``Storage``. If a file is cut, its attempts share the staged file of all
     ranges. What an attempt has staged is a path."""
 
-    is_remote = False
-
-    @property
-    def mount(self) -> LocalStorage:
-        return self
-
     def absolute(self, path: str) -> str:
-        return os.path.abspath(local_path(path) or path)
+        return os.path.abspath(self.name(path))
 
     def holds(self, root: str, target: str) -> bool:
         return os.path.normpath(target) == target and target.startswith(root + os.sep)
@@ -102,7 +90,7 @@ class LocalStorage:
     def find(self, source: str, closed: Collection[str], takes: Takes, pool: Executor) -> Found:
         here = (local_path(path) for path in closed)
         folders = frozenset(os.path.abspath(path) for path in here if path is not None)
-        for path, base, is_match in files.expand(local_path(source) or source):
+        for path, base, is_match in files.expand(self.name(source)):
             if is_match and (passed_over := files.passed_over(path)) is not None:
                 yield passed_over
             else:
@@ -111,52 +99,11 @@ class LocalStorage:
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
         return partial(_status, follow)
 
-    def check_root(self, root: str) -> None:
-        if os.path.lexists(root) and not os.path.isdir(root):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
-
     def make_root(self, root: str) -> None:
         os.makedirs(root, exist_ok=True)
 
-    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
-        missing: set[str] = set()
-        for folder in folders:
-            while len(folder) >= len(root) and folder not in missing:
-                if os.path.lexists(folder):
-                    break
-                missing.add(folder)
-                folder = os.path.dirname(folder)
-        return missing
-
-    def remove_empty(self, folders: Collection[str]) -> None:
-        for folder in sorted(folders, key=len, reverse=True):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
-
-    def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        path, _ = files.mark_paths(root, job_id)
-        os.close(files.create(path))
-        if durable:
-            files.sync([path])
-
-    def has_mark(self, job_id: str, root: str) -> bool:
-        return any(map(os.path.lexists, files.mark_paths(root, job_id)))
-
-    def check_mark(self, attempt: Attempt, *, now: bool) -> None:
-        if attempt.root is not None:
-            files.check_mark(attempt.root, attempt.job_id)
-
-    def end_mark(self, job_id: str, root: str) -> None:
-        mark, ended = files.mark_paths(root, job_id)
-        # In this order, so that ``has_mark`` always knows the folder.
-        with contextlib.suppress(FileExistsError):
-            os.close(files.create(ended))
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(mark)
-
-    def remove_mark(self, job_id: str, root: str) -> None:
-        for path in files.mark_paths(root, job_id):
-            files.remove(path)
+    def mark_paths(self, job_id: str, root: str) -> list[str]:
+        return files.mark_paths(root, job_id)
 
     def unit(self, plaintext_size: int) -> int:
         return 1
@@ -197,7 +144,7 @@ class LocalStorage:
                 fd = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
                 path = shared
         if fd < 0:
-            fd = files.stage(path, attempt.root, attempt.job_id)
+            fd = _new_file(path, attempt)
         try:
             try:
                 yield _LocalOutput(fd, path, begin)
@@ -212,9 +159,6 @@ class LocalStorage:
             if path != shared:
                 files.remove(path)
             raise
-
-    def sync(self, staged: Sequence[str]) -> None:
-        files.sync(staged)
 
     def gather(
         self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
@@ -240,7 +184,7 @@ class LocalStorage:
         results = sorted(results)
         begins = [target_offset(first, seals=staging.seals) for first, _ in results]
         ends = [*begins[1:], target_size(item, seals=staging.seals)]
-        fd = files.stage(path, staging.root, staging.job_id)
+        fd = _new_file(path, staging)
         try:
             for begin, end, (_, staged) in zip(begins, ends, results, strict=True):
                 files.copy_range(staged, fd, begin, end - begin)
@@ -293,19 +237,11 @@ class LocalStorage:
     def has_its_name(self, row: Row) -> bool:
         return not os.path.lexists(_staged(row)[0])
 
-    def remove(self, path: str) -> None:
-        files.remove(local_path(path) or path)
-
-    def read_small(self, path: str) -> bytes:
-        return private_file.read(local_path(path) or path, MAX_SIDECAR_SIZE)[0]
-
-    def write_small(self, path: str, data: bytes, *, row: Row | None = None) -> None:
-        path = local_path(path) or path
-        like = _status_of_file(path, row)
-        if row is None:
-            with AtomicFile(path, overwrite=True, like=like) as out:
-                out.write(data)
-            return
+    def write_beside(self, row: Row, path: str, data: bytes) -> None:
+        """Write the sidecar of a row's target, whole or not at all, in place of an older one. It
+        gets its file's permissions and group, if it can. ``clear`` removes what a killed job
+        leaves, and ``sync_names`` syncs the name."""
+        like = _status_of_file(row)
         staged = files.staged_path(path, row.job_id, random_bytes(8).hex())
         fd = files.create(staged)
         try:
@@ -320,11 +256,6 @@ class LocalStorage:
             files.remove(staged)
             raise
 
-    def sync_names(self, paths: Collection[str]) -> None:
-        devices = {os.stat(path).st_dev: path for path in paths}
-        for path in devices.values():
-            files.sync_file_system(path)
-
     def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         unread: list[OSError] = []
         if folders is None:
@@ -333,7 +264,7 @@ class LocalStorage:
         return is_gone and all(isinstance(error, files.NOTHING_THERE) for error in unread)
 
 
-LOCAL = LocalStorage()
+LOCAL = LocalStorage(durable=False)  # what has to be is synced: many files at once
 
 
 def _status(follow: bool, path: str) -> Status | None:
@@ -341,8 +272,7 @@ def _status(follow: bool, path: str) -> Status | None:
         status = os.stat(path, follow_symlinks=follow)
     except FileNotFoundError:
         return None
-    size = status.st_size if stat.S_ISREG(status.st_mode) else -1
-    return Status(size, files.version(status))
+    return status_of(status)
 
 
 def _make_folder(folder: str, source: str, root: str) -> OSError | None:
@@ -365,13 +295,18 @@ def _shared(staging: Staging, item: Item) -> str:
     path = files.staged_path(item.target, staging.job_id, f"shared-{item.number:x}")
     source = local_path(item.source)
     mode = 0 if source is None else stat.S_IMODE(os.stat(source).st_mode) & 0o777
-    fd = files.stage(path, staging.root, staging.job_id)
+    fd = _new_file(path, staging)
     try:
         os.fchmod(fd, mode | 0o600)
         os.ftruncate(fd, target_size(item, seals=staging.seals))
     finally:
         os.close(fd)
     return path
+
+
+def _new_file(path: str, job: Attempt | Staging) -> int:
+    """Create a staged file of a job, if its mark is there, and return its descriptor."""
+    return files.stage(path, partial(marks.check, LOCAL, job, now=True))
 
 
 def _claim_path(shared: str, first_block: int) -> str:
@@ -389,7 +324,7 @@ def _mode_of(shared: str, result: tuple[int, str]) -> int:
 
 def _claims(path: str, attempt: Attempt) -> bool:
     try:
-        os.close(files.stage(path, attempt.root, attempt.job_id))
+        os.close(_new_file(path, attempt))
     except FileExistsError:
         return False
     return True
@@ -406,13 +341,11 @@ def _staged(row: Row) -> tuple[str, files.Trace]:
     return os.path.join(os.path.dirname(row.target), staged[0]), staged[1]
 
 
-def _status_of_file(sidecar: str, row: Row | None) -> os.stat_result | None:
-    """Return the status of the file of a sidecar, which may be staged by the job of ``row``; None
-    if it is not there."""
-    paths = [sidecar.removesuffix(SUFFIX)]
-    if row is not None:
-        with contextlib.suppress(NothingStagedError):
-            paths.insert(0, _staged(row)[0])
+def _status_of_file(row: Row) -> os.stat_result | None:
+    """Return the status of a row's file, staged or named; None if it is not there."""
+    paths = [row.target]
+    with contextlib.suppress(NothingStagedError):
+        paths.insert(0, _staged(row)[0])
     for path in paths:
         with contextlib.suppress(OSError):
             return os.stat(path)

@@ -29,7 +29,6 @@ from .protocol import (
     SOCKET,
     Entries,
     Found,
-    JobEndedError,
     PassedOver,
     Problem,
     SourceFile,
@@ -201,22 +200,10 @@ def is_staged(name: str, job_id: str) -> bool:
 
 
 @functools.lru_cache(maxsize=8)  # asked for each file
-def mark_paths(root: str, job_id: str) -> tuple[str, str]:
-    """Return the path of a job's mark, the empty file by which the job recognises its root, and the
-    path of the file that takes its place when the job's tasks may stage nothing any more."""
+def mark_paths(root: str, job_id: str) -> list[str]:
+    """See ``Publishing.mark_paths``."""
     inside = os.path.join(root, "")
-    return staged_path(inside, job_id, _MARK), staged_path(inside, job_id, _ENDED)
-
-
-def check_mark(root: str, job_id: str) -> None:
-    """Raise JobEndedError if the mark of a job that may stage files is gone."""
-    try:
-        # On a network file system, this asks the server. What a stat returns may be a minute old.
-        os.close(os.open(mark_paths(root, job_id)[0], os.O_RDONLY | os.O_CLOEXEC))
-    except FileNotFoundError:
-        raise JobEndedError(root) from None
-    except PermissionError:
-        return  # it is there, and another user's
+    return [staged_path(inside, job_id, _MARK), staged_path(inside, job_id, _ENDED)]
 
 
 def attempt(path: str, folder: str) -> str:
@@ -272,14 +259,13 @@ def remove(path: str) -> bool:
     return True
 
 
-def stage(path: str, root: str | None, job_id: str) -> int:
-    """Create a staged file of a job whose mark is in ``root``, and return its descriptor. Raises
-    JobEndedError, and leaves no file, if the mark is gone. So a file that is written to was there
-    before the mark was gone, and whoever has removed the mark finds it. Raises OSError."""
+def stage(path: str, check_mark: Callable[[], object]) -> int:
+    """Create a staged file, and return its descriptor. If the mark of its job is gone, leave no
+    file, and raise JobEndedError. So a file that is written to was there before the mark was gone,
+    and whoever has removed the mark finds it. Raises OSError."""
     fd = create(path)
     try:
-        if root is not None:
-            check_mark(root, job_id)
+        check_mark()
     except BaseException:
         os.close(fd)
         remove(path)
@@ -304,6 +290,32 @@ def make_folder(folder: str, source_folder: str | None, root: str) -> None:
     mode = stat.S_IMODE(os.stat(source_folder).st_mode) & 0o777
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, mode | 0o700)
+
+
+def check_root(root: str) -> None:
+    """Raise OSError if ``root`` is something else than a folder."""
+    if os.path.lexists(root) and not os.path.isdir(root):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
+
+
+def missing_folders(folders: Iterable[str], root: str) -> set[str]:
+    """Return those of the folders, and of the folders between them and ``root``, that do not
+    exist."""
+    missing: set[str] = set()
+    for folder in folders:
+        while len(folder) >= len(root) and folder not in missing:
+            if os.path.lexists(folder):
+                break
+            missing.add(folder)
+            folder = os.path.dirname(folder)
+    return missing
+
+
+def remove_empty(folders: Iterable[str]) -> None:
+    """Remove those of the folders that are empty. Others stay."""
+    for folder in sorted(folders, key=len, reverse=True):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def copy_range(source: str, target: int, offset: int, size: int) -> None:
@@ -347,6 +359,13 @@ def sync(paths: Sequence[str]) -> None:
         return
     for path in paths:
         _with_descriptor(path, os.fsync)
+
+
+def sync_names(folders: Iterable[str]) -> None:
+    """Sync the names in these folders to the disk. Raises OSError."""
+    devices = {os.stat(path).st_dev: path for path in folders}
+    for path in devices.values():
+        sync_file_system(path)
 
 
 def sync_file_system(path: str) -> None:

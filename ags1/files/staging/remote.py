@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 
 from ...errors import Ags1Error
 from ...host.atomic import is_temporary, temporary_name
-from ...keys.sidecar import MAX_SIDECAR_SIZE
 from ..filesystems import os_errors
 from ..ledger import Row
+from ..storage.bucket import Bucket, status_of
+from ..storage.protocol import Status
+from . import marks
 from .listing import side_by_side
 from .pieces import Item, Piece
 from .protocol import (
@@ -32,7 +34,6 @@ from .protocol import (
     Check,
     Entries,
     Found,
-    JobEndedError,
     NothingStagedError,
     Output,
     PassedOver,
@@ -42,7 +43,6 @@ from .protocol import (
     Source,
     SourceFile,
     Staging,
-    Status,
     StatusOf,
     Takes,
     UnknownOutcomeError,
@@ -61,15 +61,8 @@ _SETTLED_AFTER = 2.0
 _CLOCKS_DIFFER = 60.0
 # A larger number is no time in seconds.
 _LAST_SECOND = 1e11
-# Between two looks at the mark of a job.
-_MARK_SECONDS = 1.0
 # Bytes compared at a time.
 _COMPARED = 8 << 20
-# The keys in fsspec's info of a file whose values change with the file.
-_VERSIONS = (
-    "ETag etag Content-MD5 Digest generation mtime LastModified last_modified Last-Modified "
-    "modificationTime modify sha".split()
-)
 
 
 class RemoteSource:
@@ -80,21 +73,23 @@ class RemoteSource:
 
     def __init__(self, storage: RemoteStorage, path: str) -> None:
         self._storage, self._path = storage, path
-        status = storage.status(path)
+        status = self._status()
         if wait := unsettled_seconds(status.version, time.time()):
             time.sleep(wait)
-            status = storage.status(path)
+            status = self._status()
         self.size, self.version = status
 
+    def _status(self) -> Status:
+        status = self._storage.status(self._path)
+        if status is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path)
+        return status
+
     def read(self, offset: int, size: int) -> bytes:
-        if not size:
-            return b""
-        name = self._storage.name(self._path)
-        with os_errors(self._path):
-            return bytes(self._storage.fs.cat_file(name, start=offset, end=offset + size))
+        return self._storage.read(self._path, offset, offset + size) if size else b""
 
     def check_unchanged(self) -> None:
-        if self._storage.status(self._path) != (self.size, self.version):
+        if self._status() != (self.size, self.version):
             raise Ags1Error(CHANGED)
 
 
@@ -112,42 +107,26 @@ class _FileOutput:
             self._file.write(data)
 
 
-class RemoteStorage:
+class RemoteStorage(Bucket):
     """A file system of fsspec; see ``Storage``. Attempts share the job's folder of staged files.
     What an attempt has staged is a path, and so is ``Row.attempt``."""
 
-    is_remote = True
-    mount = None
-
     def __init__(self, filesystem: Any, host_url: str) -> None:
-        self.fs = filesystem
+        super().__init__(filesystem)
         # The names of some file systems do not contain the host.
         is_beneath = self.name(f"{host_url}/ags1") == "/ags1"
         self._host_url = host_url if is_beneath else None
-        # The last mark that was there, and when.
-        self._seen_mark = "", 0.0
 
     def is_like(self, other: RemoteStorage) -> bool:
         """Whether that is the same file system, with the same host and settings."""
         mine, its = ((type(fs), fs.storage_args, fs.storage_options) for fs in (self.fs, other.fs))
         return mine == its
 
-    def name(self, path: str) -> str:
-        """Return the file system's own name of a path."""
-        return str(self.fs._strip_protocol(path))
-
     def path(self, name: str) -> str:
         """Return the path of a file system's name."""
         if self._host_url is not None and name.startswith("/"):
             return self._host_url + name
         return str(self.fs.unstrip_protocol(name))
-
-    def status(self, path: str) -> Status:
-        """Return the current status of a file. Raises OSError."""
-        name = self.name(path)
-        with os_errors(path):
-            self.fs.invalidate_cache(self.fs._parent(name))
-            return _status(self.fs.info(name))
 
     def absolute(self, path: str) -> str:
         return self.path(self.name(path))
@@ -236,12 +215,12 @@ class RemoteStorage:
     def source_file(self, facts: Mapping[str, Any], base: str) -> SourceFile:
         """Return a listed file; its relative path begins at ``base``."""
         name = facts["name"]
-        return SourceFile(self.path(name), name[len(base) :].lstrip("/"), *_status(facts))
+        return SourceFile(self.path(name), name[len(base) :].lstrip("/"), *status_of(facts))
 
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
         name = self.name(folder).rstrip("/")
         if count <= _FEW or not name:
-            return self._status_or_none
+            return self.status
         with ThreadPoolExecutor(LISTING_THREADS, "ags1-listing") as pool:
             known = {}
             for item in self._below(name, name, pool):
@@ -252,36 +231,12 @@ class RemoteStorage:
         self.fs.invalidate_cache()
         return known.get
 
-    def _status_or_none(self, path: str) -> Status | None:
-        try:
-            return self.status(path)
-        except FileNotFoundError:
-            return None
-
     def make_root(self, root: str) -> None:
         with os_errors(root):
             self.fs.makedirs(self.name(root), exist_ok=True)
 
-    def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        self.make_root(_staging_folder(root, job_id))
-        self.write_small(_mark_path(root, job_id), b"ags1\n")
-
-    def check_mark(self, attempt: Attempt, *, now: bool) -> None:
-        if attempt.root is None:
-            return
-        path = _mark_path(attempt.root, attempt.job_id)
-        seen_path, seen = self._seen_mark
-        if not now and path == seen_path and time.monotonic() < seen + _MARK_SECONDS:
-            return
-        began = time.monotonic()
-        if self._status_or_none(path) is None:
-            raise JobEndedError(attempt.root)
-        self._seen_mark = path, began
-
-    def end_mark(self, job_id: str, root: str) -> None:
-        path = _mark_path(root, job_id)
-        with contextlib.suppress(FileNotFoundError), os_errors(path):
-            self.fs.rm_file(self.name(path))
+    def mark_paths(self, job_id: str, root: str) -> list[str]:
+        return [f"{_staging_folder(root, job_id)}/root"]
 
     def unit(self, plaintext_size: int) -> int:
         return 0
@@ -302,25 +257,14 @@ class RemoteStorage:
         path = f"{piece.shared}/{attempt.name}"
         try:
             with os_errors(path), self.fs.open(self.name(path), "wb") as file:
-                yield _FileOutput(file, path, partial(self.check_mark, attempt, now=False))
+                yield _FileOutput(file, path, partial(marks.check, self, attempt, now=False))
         except BaseException:
-            self.remove(path)
+            self.try_to_remove(path)
             raise
 
-    def remove(self, path: str) -> None:
-        with contextlib.suppress(OSError), os_errors(path):
-            self.fs.rm_file(self.name(path))
-
-    def read_small(self, path: str) -> bytes:
-        with os_errors(path):
-            data = bytes(self.fs.cat_file(self.name(path), start=0, end=MAX_SIDECAR_SIZE + 1))
-        if len(data) > MAX_SIDECAR_SIZE:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        return data
-
-    def write_small(self, path: str, data: bytes, *, row: Row | None = None) -> None:
-        with os_errors(path):
-            self.fs.pipe_file(self.name(path), data)
+    def try_to_remove(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            self.remove(path)
 
     def gather(
         self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
@@ -331,13 +275,13 @@ class RemoteStorage:
         if all_:
             for _, staged in results:
                 if staged:
-                    self.remove(staged)
+                    self.try_to_remove(staged)
         return True
 
     def publish(self, row: Row, *, again: bool) -> None:
         staged = self._staged(row)
-        there = self._status_or_none(staged)
-        target = self._status_or_none(row.target)
+        there = self.status(staged)
+        target = self.status(row.target)
         if there is None:
             # One call moves it, and removes the staged file last.
             if again and target is not None and target.size == row.target_size:
@@ -356,9 +300,7 @@ class RemoteStorage:
             self._move(staged, row.target)
         except OSError as error:
             try:
-                as_it_was = there == self._status_or_none(staged) and (
-                    target == self._status_or_none(row.target)
-                )
+                as_it_was = there == self.status(staged) and (target == self.status(row.target))
             except OSError:
                 as_it_was = False
             # If the file system moves by copying, an existing target was not the cause.
@@ -371,8 +313,7 @@ class RemoteStorage:
     def _replace(self, staged: str, target: str) -> None:
         """Move a staged file over a target. Some file systems do not replace: remove it first."""
         try:
-            with os_errors(target):
-                self.fs.rm_file(self.name(target))
+            self.remove(target)
             self._move(staged, target)
         except OSError as error:
             raise UnknownOutcomeError(f"{_HALF_MOVED}: {error}", file=target) from None
@@ -383,26 +324,21 @@ class RemoteStorage:
             if not _copies(type(self.fs)):
                 self.fs.mv(source, name)
                 # HDFS does not replace a file. It answers "false", and fsspec's WebHDFS drops that.
-                if self._status_or_none(staged) is not None:
+                if self.status(staged) is not None:
                     raise FileExistsError(
                         errno.EEXIST, "the file was not moved to its name", target
                     )
                 return
             # This is what fsspec does by default, but fsspec would take the names for patterns.
-            self.fs.cp_file(source, name)
-        self.remove(staged)
+            self.copy(staged, target)
+        self.try_to_remove(staged)
 
     def _begins_with(self, staged: str, target: str, size: int) -> bool:
         """Whether a staged file begins with the ``size`` bytes of a target."""
         if size < 0:
             return False
-        with os_errors(target):
-            for begin in range(0, size, _COMPARED):
-                part = {"start": begin, "end": min(size, begin + _COMPARED)}
-                ours = self.fs.cat_file(self.name(staged), **part)
-                if ours != self.fs.cat_file(self.name(target), **part):
-                    return False
-        return True
+        parts = ((begin, min(size, begin + _COMPARED)) for begin in range(0, size, _COMPARED))
+        return all(self.read(staged, *part) == self.read(target, *part) for part in parts)
 
     def _staged(self, row: Row) -> str:
         """Return the path of a row's staged file. Raises NothingStagedError if no job of the row's
@@ -418,10 +354,10 @@ class RemoteStorage:
 
     def withdraw(self, row: Row) -> None:
         with contextlib.suppress(NothingStagedError):
-            self.remove(self._staged(row))
+            self.try_to_remove(self._staged(row))
 
     def has_its_name(self, row: Row) -> bool:
-        return self._status_or_none(self._staged(row)) is None
+        return self.status(self._staged(row)) is None
 
     def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         folder = _staging_folder(root, job_id)
@@ -434,7 +370,7 @@ class RemoteStorage:
                     self.fs.rm_file(file)
                 self.fs.rmdir(name)
         try:
-            return self._status_or_none(folder) is None
+            return self.status(folder) is None
         except OSError:
             return False
 
@@ -458,11 +394,6 @@ def _copies(kind: type[Any]) -> bool:
     from fsspec.spec import AbstractFileSystem  # optional
 
     return kind.mv is AbstractFileSystem.mv
-
-
-def _status(facts: Mapping[str, Any]) -> Status:
-    size = -1 if facts["type"] == "directory" else int(facts["size"])
-    return Status(size, version_of(facts))
 
 
 def unsettled_seconds(version: str, now: float) -> float:
@@ -495,19 +426,10 @@ def _compact(text: str) -> datetime:
     return datetime.strptime(text, "%Y%m%d%H%M%S")
 
 
-def version_of(facts: Mapping[str, Any]) -> str:
-    """Return the one of fsspec's facts that changes with a file, "" if there is none."""
-    return str(next((facts[key] for key in _VERSIONS if facts.get(key)), ""))
-
-
 def _is_wanted(file: SourceFile, closed: tuple[str, ...]) -> bool:
     if file.path.startswith(closed):
         return False
     return "/.ags1-" not in file.path or not any(map(is_temporary, file.path.split("/")))
-
-
-def _mark_path(root: str, job_id: str) -> str:
-    return f"{_staging_folder(root, job_id)}/root"
 
 
 def _staging_folder(root: str, job_id: str) -> str:

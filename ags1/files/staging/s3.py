@@ -27,6 +27,7 @@ from ...errors import Ags1Error
 from ...host.process import OncePerProcess
 from ..filesystems import os_errors
 from ..ledger import Row
+from ..storage.protocol import Status
 from .pieces import BLOCK_SIZE, Item, Piece
 from .protocol import (
     CHANGED,
@@ -38,7 +39,6 @@ from .protocol import (
     Results,
     Source,
     Staging,
-    Status,
     UnknownOutcomeError,
     Uploads,
 )
@@ -150,8 +150,11 @@ class S3Storage(RemoteStorage):
         bucket: str = self.fs.split_path(name)[0]
         return bucket, name[len(bucket) + 1 :]
 
-    def status(self, path: str) -> Status:
-        head = self.call("head_object", **self.object_of(path))
+    def status(self, path: str) -> Status | None:
+        try:
+            head = self.call("head_object", **self.object_of(path))
+        except FileNotFoundError:
+            return None
         return Status(head["ContentLength"], head["ETag"])
 
     def get(self, path: str, offset: int, size: int, version: str) -> bytes:
@@ -192,16 +195,8 @@ class S3Storage(RemoteStorage):
         bucket, key = self._parted(root)
         self.call("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
 
-    # S3 takes no part of an upload that ``clear`` has aborted.
-
-    def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        return
-
-    def check_mark(self, attempt: Attempt, *, now: bool) -> None:
-        return
-
-    def end_mark(self, job_id: str, root: str) -> None:
-        return
+    def mark_paths(self, job_id: str, root: str) -> list[str]:
+        return []
 
     def unit(self, plaintext_size: int) -> int:
         blocks = layout.block_count(plaintext_size, BLOCK_SIZE)
@@ -275,7 +270,7 @@ class S3Storage(RemoteStorage):
                 if row.replaces or _code(error) not in ("NotImplemented", "501"):
                     raise
                 # The store has no conditional writes, so a check has to do.
-                if self._status_or_none(row.target) is not None:
+                if self.status(row.target) is not None:
                     raise _exists(row.target) from None
                 complete()
         except OSError as error:

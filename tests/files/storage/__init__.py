@@ -1,0 +1,1 @@
+"""Tests of ``ags1.files.storage``."""
