@@ -315,7 +315,7 @@ def test_the_readme_runs_on_the_wheel_without_a_compiler(
     programs, home = tmp_path / "programs", tmp_path / "home"
     for folder in (programs, home):
         folder.mkdir()
-    for name in ("sh", "mkdir", "cp"):
+    for name in ("sh", "mkdir", "cp", "ls"):
         (programs / name).symlink_to(needs(name))
     python = installed / "bin" / "python"
     environment = {
@@ -326,7 +326,7 @@ def test_the_readme_runs_on_the_wheel_without_a_compiler(
     environment["PIP_CONFIG_FILE"] = pip_configuration()
     assert shutil.which("cc", path=environment["PATH"]) is None
     install = [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
-    wanted = [f"ags1[fsspec,iceberg] @ {wheel.resolve().as_uri()}", "pandas"]
+    wanted = [f"ags1[fsspec,iceberg,polars,duckdb] @ {wheel.resolve().as_uri()}", "pandas"]
     subprocess.run([*install, *wanted], env=environment, check=True)
     # What messages of errors say, where ags1 is installed and the index does not have it.
     extra = [*install, "--no-index", "--no-deps", "--dry-run", "ags1[gcp]"]

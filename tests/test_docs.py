@@ -165,7 +165,7 @@ for language, code in json.load(open(sys.argv[1])):
     print("---", code, sep="\\n", file=sys.stderr, flush=True)
     if language == "python":
         exec(compile(code, "a block", "exec"), names)
-    else:
+    elif language == "sh":
         subprocess.run(["sh", "-ec", code], check=True)
 """
 
@@ -203,7 +203,8 @@ def blocks(story: Story) -> list[tuple[str, str]]:
         for language, code in [block for name in names for block in sections(document)[name]]:
             for old, new in REPLACED.get(document, {}).items():
                 code = code.replace(old, new)
-            found.append((language, code))
+            is_session = language == "console"
+            found.append(("python", CONSOLE.format(code)) if is_session else (language, code))
     return found
 
 
@@ -237,8 +238,6 @@ class Home:
                 (self.folder / name[1]).parent.mkdir(parents=True, exist_ok=True)
                 path = str(self.folder / name[1])
                 runnable.append(("python", f"print({code!r}, file=open({path!r}, 'w'))"))
-            elif language == "console":
-                runnable.append(("python", CONSOLE.format(code)))
             elif language in ("sh", "python"):
                 runnable.append((language, code))
         self.program.write_text(json.dumps(runnable))

@@ -19,6 +19,8 @@ from ags1.spark.datasource import format_readers
 from ags1.spark.datasource.encrypted_files import OpenPart
 from ags1.spark.datasource.format_readers import Csv
 
+pytestmark = pytest.mark.spark
+
 CHARACTERS = ["a", "b", ",", '"', "\n", "\r\n", "\r", "'", "é", " "]
 
 
