@@ -683,11 +683,11 @@ def test_a_loose_files_key_is_no_manifest_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keys", [[1], "x", {"a": 1}])
 def test_keys_that_are_none_under_a_hash_of_hive_s(tmp_path: Path, keys: Any) -> None:
     path = tmp_path / "x.metadata.json"
-    path.write_text(json.dumps({"encryption-keys": keys, "comment": "\ud800"}))
+    path.write_text(json.dumps({"encryption-keys": keys}))
     with pytest.raises(MetadataIntegrityError):
         read_metadata(PyArrowFileIO(), str(path), Trust(java_hash="x"))
     path.write_text(json.dumps({"comment": "\ud800"}))
-    with pytest.raises(MetadataIntegrityError, match="metadata_hash"):
+    with pytest.raises(MetadataIntegrityError, match="Unicode"):
         read_metadata(PyArrowFileIO(), str(path), Trust(java_hash="x"))
 
 
