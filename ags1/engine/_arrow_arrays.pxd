@@ -45,7 +45,7 @@ cdef class Column:
         object out,
     ) except -1
     cdef int check_apart(self, Messages messages) except -1
-    cdef void wipe(self) noexcept nogil
+    cdef void zero(self) noexcept nogil
     cdef void put_offset(self, Py_ssize_t i, Py_ssize_t offset) noexcept nogil
     cdef Py_ssize_t offset(self, Py_ssize_t i) noexcept nogil
     cdef void put_null(self, Py_ssize_t i) noexcept nogil

@@ -362,7 +362,7 @@ cdef class Column:
                 raise ValueError("input and output overlap: give another buffer as the output")
         return 0
 
-    cdef void wipe(self) noexcept nogil:
+    cdef void zero(self) noexcept nogil:
         """Zero the bytes."""
         wipe(self._data, self._memory.size)
 

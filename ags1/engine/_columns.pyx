@@ -151,7 +151,7 @@ cdef class SealColumn(ColumnBatch):
         return self.sealed, self.key_metadata
 
     def wipe(self):
-        self.sealed.wipe()
+        self.sealed.zero()
 
     cdef Py_ssize_t run(self, Py_ssize_t i, Py_ssize_t end, unsigned char *fresh) noexcept nogil:
         cdef GcmContext *context = NULL
@@ -252,7 +252,7 @@ cdef class OpenColumn(ColumnBatch):
         return self.plaintext
 
     def wipe(self):
-        self.plaintext.wipe()
+        self.plaintext.zero()
 
     cdef Py_ssize_t run(self, Py_ssize_t i, Py_ssize_t end, unsigned char *fresh) noexcept nogil:
         cdef GcmContext *context = NULL

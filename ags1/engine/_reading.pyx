@@ -40,8 +40,8 @@ cdef long long FAR = 1LL << 62
 
 
 cdef class Plaintext:
-    """``size`` bytes of the plaintext, from ``start`` on, at the beginning of a buffer. A window and
-    a cache may both use it. The last one that leaves it may use the buffer again."""
+    """``size`` bytes of the plaintext, from ``start`` on, at the beginning of a buffer. A window
+    and a cache may both use it. The last one that leaves it may use the buffer again."""
 
     cdef Py_buffer view
     cdef int users

@@ -13,8 +13,8 @@ core, a Python object::
     WriterCore (writer.py): encrypts, writes
 
 While the core works on the batch, it sets ``busy``. Then the other threads call the core too, and
-wait for its lock. Every access holds the batch's critical section, which costs nothing if there is a
-GIL. Python cannot reach core and batch through a stream.
+wait for its lock. Every access holds the batch's critical section, which costs nothing if there is
+a GIL. Python cannot reach core and batch through a stream.
 """
 
 import sys
