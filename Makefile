@@ -70,7 +70,7 @@ jvm/target/.made: jvm/pom.xml $(shell find jvm/src -name '*.java')
 	@rm -rf ags1/spark/jars && mkdir -p ags1/spark/jars && cp jvm/target/ags1-iceberg-*.jar ags1/spark/jars
 	@touch $@
 
-demo: dev
+demo: native $(VENV)/.with-demo
 	@$(BIN)/python -m bench.demo
 
 # On Spark, which needs Java 17; the first time, also Maven.

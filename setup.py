@@ -94,6 +94,7 @@ class BuildExtensions(build_ext):
             self.extensions,
             include_path=["include"],
             build_dir=f"build/cython-{Cython.__version__}-{kind}",
+            nthreads=0 if MACOS else self.parallel,
             compiler_directives=directives,
         )
         sources = {extension.name: extension.sources for extension in translated}

@@ -95,6 +95,16 @@ class Place:
             self.write(data)
         return is_other
 
+    def undo(self, written: bytes, rest: bytes | None) -> None:
+        """Put ``rest`` in the place of ``written``, or remove that if there is no rest. A sidecar
+        that another run has changed stays."""
+        if self.read() != written:
+            return
+        if rest is None:
+            self.remove()
+        elif rest != written:
+            self.write(rest)
+
     def remove_after(self, remove_file: Callable[[], object]) -> None:
         """Remove a file by ``remove_file``, and then its sidecar. If another run has replaced the
         file meanwhile, the sidecar has the new file's key, and stays."""
@@ -149,12 +159,8 @@ class Beside:
         # The error that is on its way says more than what fails here. A key that stays, because it
         # fails or another run has changed the sidecar meanwhile, opens no file.
         with contextlib.suppress(Exception):
-            if self._written is None or self._place.read() != self._written:
-                return
-            if self._rest is None:
-                self._place.remove()
-            elif self._rest != self._written:
-                self._place.write(self._rest)
+            if self._written is not None:
+                self._place.undo(self._written, self._rest)
 
     def _without_ours(self, old: PresentSidecar | None) -> bytes | None:
         """Return a sidecar without our key, which a run that was killed may have added already."""
@@ -186,6 +192,7 @@ class LocalPlace(Place):
         self._durable = durable
         self._file = file
         self._locks = contextlib.ExitStack()
+        self._is_locked = False
 
     def __exit__(self, *error: object) -> None:
         self._locks.close()
@@ -211,7 +218,7 @@ class LocalPlace(Place):
     def change(self, change: Change, old_keys: OldKeys) -> bool:
         """Replace the sidecar, if it changes. Lock both, so that no other run changes or removes
         the pair until the context ends. A new sidecar of a new file needs no lock: its key stays in
-        it, whoever changes it."""
+        it, whoever changes it. Only ``undo`` does."""
         if is_stream(self.path):
             self._write(change(None), overwrite=True)
             return True
@@ -226,6 +233,7 @@ class LocalPlace(Place):
         while True:
             # Another try may need the locks of the one before.
             self._locks.close()
+            self._is_locked = True
             self._locks.enter_context(locked(self.path))
             old = self.present()
             data = change(old)
@@ -242,6 +250,10 @@ class LocalPlace(Place):
             # Another run may have come before we held the lock.
             if self.read() == data:
                 return True
+
+    def undo(self, written: bytes, rest: bytes | None) -> None:
+        with contextlib.nullcontext() if self._is_locked else locked(self.path):
+            super().undo(written, rest)
 
     def remove_after(self, remove_file: Callable[[], object]) -> None:
         with locked(self.path) as is_there:

@@ -245,9 +245,11 @@ def _followed(name: str) -> tuple[str, bool]:
     try:
         os.readlink(name)
     except OSError as error:
-        # EINVAL: there is something, and it is no link. Its folder may have links in its path.
+        # EINVAL: there is something, and it is no link. The links in its folder's path are followed
+        # once: somebody may change them before the file has its name.
         if error.errno in (errno.EINVAL, errno.ENOENT) and not name.endswith("/"):
-            path = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
+            folder, last = os.path.split(name)
+            path = os.path.join(os.path.realpath(folder), last)
             return path, error.errno == errno.EINVAL
     return os.path.realpath(name), os.path.lexists(name)
 

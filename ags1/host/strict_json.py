@@ -82,11 +82,18 @@ def parse(
     raise (LongIntegerError if is_long else ValueError)(problem)
 
 
-def frozen(value: Any) -> bytes:
+_MOST_FROZEN = 64 << 10
+
+
+def frozen(value: Any) -> bytes | None:
     """Return parsed JSON as bytes, for the key of a cache: two values have the same bytes only if
     they are equal and all types are the same, which ``1 == True`` does not say. It takes a tenth of
-    the time of printing. Raises ValueError for what is no JSON."""
-    return marshal.dumps(value, 2)
+    the time of printing. Returns None for what is too large or too deep to be kept."""
+    try:
+        data = marshal.dumps(value, 2)
+    except ValueError:
+        return None
+    return data if len(data) <= _MOST_FROZEN else None
 
 
 def thawed(value: bytes) -> Any:

@@ -16,7 +16,7 @@ import hmac
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engine._buffers import wipe
@@ -326,10 +326,19 @@ def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
         return ()
     if not isinstance(entries, list):
         raise KeyMetadataError("'encryption-keys' is not a list")
-    keys = tuple(_parse_entry(strict_json.frozen(entry)) for entry in entries)
+    keys = tuple(map(_entry, entries))
     if len({key.key_id for key in keys}) != len(keys):
         raise KeyMetadataError("'encryption-keys' has two entries with one key ID")
     return keys
+
+
+def _entry(entry: object) -> EncryptedKey:
+    content = strict_json.frozen(entry)
+    key = None if content is None else _parse_entry(content)
+    if key is None or key.unknown:
+        return EncryptedKey.from_dict(entry)
+    # A copy, which its user may change.
+    return replace(key, properties=dict(key.properties), unknown={})
 
 
 # An entry never changes, and each commit reads all of them again. They are kept by their content.

@@ -5,6 +5,7 @@ The files are AGS1 files under real keys, and what opens is what ``Keychain`` op
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import ags1
 from ags1.errors import KeyMetadataError
 from ags1.files.publish import ADDED, PUT, RETIRED, STEPS, publish, steps
-from ags1.files.sidecars import Beside, LocalPlace, OldKeys, Place
+from ags1.files.sidecars import Beside, LocalPlace, OldKeys, Place, publish_pair
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
 
@@ -207,6 +208,34 @@ def test_what_becomes_of_keys_that_are_there(bucket: Bucket, tmp_path: Path) -> 
 
 def fail() -> None:
     raise Failure
+
+
+def test_a_failed_run_leaves_the_key_of_another_that_comes_while_it_looks(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both write the same new file. Without a lock, the first removes what the second wrote."""
+    target, sidecar_file = tmp_path / "file.ags1", tmp_path / "file.ags1.keys"
+    data, sidecar = bucket.sealed(NEW)
+    (tmp_path / "second").write_bytes(data)
+    second = threading.Thread(
+        target=publish_pair,
+        args=(str(tmp_path / "second"), str(target), sidecar, str(sidecar_file), OldKeys.KEEP),
+    )
+    read = LocalPlace.read
+
+    def read_then_wait(place: LocalPlace) -> bytes | None:
+        found = read(place)
+        if threading.current_thread() is not second and not second.ident:
+            second.start()
+            second.join(0.5)
+        return found
+
+    monkeypatch.setattr(LocalPlace, "read", read_then_wait)
+    with LocalPlace(str(sidecar_file)) as place, pytest.raises(Failure):
+        publish(Beside(place, bucket.sealed(OLD)[1], OldKeys.KEEP), fail, lambda _: False)
+    second.join()
+    bucket.sidecar = sidecar_file.read_bytes()
+    assert bucket.opened(target.read_bytes()) == NEW
 
 
 def test_a_removal_leaves_the_key_of_a_file_that_came_meanwhile(bucket: Bucket) -> None:

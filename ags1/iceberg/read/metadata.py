@@ -22,6 +22,7 @@ for Hive's hash, Java's ``HiveTableOperations``.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import json
@@ -253,14 +254,26 @@ def _parse_snapshots(snapshots: Any) -> list[EncryptedSnapshot]:
     if isinstance(snapshots, list):
         # If one is malformed, all are validated together below: then the error names its number.
         with contextlib.suppress(ValidationError):
-            return [_parse_snapshot(strict_json.frozen(snapshot)) for snapshot in snapshots]
+            return list(map(_parse_snapshot, snapshots))
         snapshots = list(map(parsable_snapshot, snapshots))
     return _Snapshots(snapshots=snapshots).snapshots
 
 
+def _parse_snapshot(snapshot: Any) -> EncryptedSnapshot:
+    content = strict_json.frozen(snapshot)
+    if content is None:
+        return EncryptedSnapshot.model_validate(parsable_snapshot(snapshot))
+    # A copy, because a summary can be changed.
+    kept = _known_snapshot(content)
+    summary = copy.copy(kept.summary)
+    if summary is not None:
+        summary._additional_properties = dict(summary.additional_properties)
+    return kept.model_copy(update={"summary": summary})
+
+
 # A snapshot never changes, and each commit reads all of them again. They are kept by their content.
 @functools.lru_cache(maxsize=4096)
-def _parse_snapshot(snapshot: bytes) -> EncryptedSnapshot:
+def _known_snapshot(snapshot: bytes) -> EncryptedSnapshot:
     return EncryptedSnapshot.model_validate(parsable_snapshot(strict_json.thawed(snapshot)))
 
 

@@ -88,12 +88,15 @@ def _each_kept(order: _Order) -> _Order:
     """The same for entries that never change, of which each commit orders all again."""
 
     @functools.lru_cache(maxsize=4096)
-    def ordered(value: bytes, known_only: bool) -> bytes:
+    def ordered(value: bytes, known_only: bool) -> bytes | None:
         return strict_json.frozen(order(strict_json.thawed(value), known_only))
 
-    return _each(
-        lambda value, known_only: strict_json.thawed(ordered(strict_json.frozen(value), known_only))
-    )
+    def kept(value: Any, known_only: bool) -> Any:
+        content = strict_json.frozen(value)
+        made = None if content is None else ordered(content, known_only)
+        return order(value, known_only) if made is None else strict_json.thawed(made)
+
+    return _each(kept)
 
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")

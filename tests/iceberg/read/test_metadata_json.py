@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gzip
 import json
@@ -23,6 +24,7 @@ from ags1.columns.avro.schema import avro_schema
 from ags1.errors import Ags1Error, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.read.metadata import _decompressed
+from ags1.keys import parse_encryption_keys
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -256,6 +258,32 @@ def test_what_json_has_and_no_other_format_is_refused_in_each_place(
             continue
         with pytest.raises(MetadataIntegrityError, match=r"Unicode|64 bits|not JSON"):
             open_table(str(location), memory_kms())
+
+
+def test_what_a_caller_changes_is_not_in_the_table_that_is_loaded_next(
+    table: EncryptedTable,
+) -> None:
+    def opened() -> EncryptedTable:
+        return open_table(table.metadata_location, memory_kms())
+
+    summary = opened().current_snapshot().summary  # type: ignore[union-attr]
+    summary["total-records"] = "10000"  # type: ignore[index]
+    [key, *_] = parse_encryption_keys(metadata_of(table)["encryption-keys"])
+    key.properties["KEY_TIMESTAMP"] = "1"  # type: ignore[index]
+    assert opened().current_snapshot().summary["total-records"] != "10000"  # type: ignore[index,union-attr]
+    assert opened().scan().count() == table.scan().count()
+
+
+@pytest.mark.parametrize("depth", [600, 2500])
+def test_unknown_fields_may_be_deep(table: EncryptedTable, tmp_path: Path, depth: int) -> None:
+    """Python 3.13 parses them, and a cache must not stumble over them."""
+    text = json.dumps(metadata_of(table))
+    deep = "[" * depth + "]" * depth
+    location = tmp_path / "deep.metadata.json"
+    for name in ("encryption-keys", "snapshots"):
+        location.write_text(text.replace(f'"{name}": [{{', f'"{name}": [{{"x": {deep}, ', 1))
+        with contextlib.suppress(MetadataIntegrityError):
+            assert open_table(str(location), memory_kms()).scan().count() >= 0
 
 
 @pytest.mark.parametrize("text", ["[", "null", '[{"names": [1]}]', '[{"names": ["\\ud800"]}]'])
