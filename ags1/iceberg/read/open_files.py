@@ -136,8 +136,9 @@ class OpenParquet:
         whole = stream.read_buffer(size) if size <= _WHOLE_SIZE else None
 
         def fetch(offset: int, length: int) -> memoryview:
+            # Arrow's bytes are signed: from 128 on, they are not equal to Python's.
             if whole is not None:
-                return memoryview(whole)[offset : offset + length]
+                return memoryview(whole).cast("B")[offset : offset + length]
             stream.seek(offset)
             return memoryview(stream.read_buffer(length)).cast("B")
 
