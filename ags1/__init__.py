@@ -4,7 +4,7 @@
 >>> ags1.decrypt(sealed, km)
 b'data'
 
-Each room imports from the rooms below it::
+Each package imports only from the packages below it::
 
     cli                the command
     spark              jobs and data sources for PySpark
@@ -15,7 +15,7 @@ Each room imports from the rooms below it::
     host               what the operating system offers
 
 ``errors``, ``hazmat``, ``layout``, ``arrow``, ``filesystem``, ``polars`` and ``duckdb`` are public
-names beside the rooms.
+names beside them.
 
 A name is loaded when it is first used (PEP 562), so that a command starts quickly, and hears Ctrl-C
 from its first moment.

@@ -31,8 +31,8 @@ def connect(
     with or without ``.ags1`` at its end. ``storage_options`` are those of ``ags1::`` URLs
     (``Ags1FileSystem``). Other names mean what they mean in DuckDB. Its database file and the files
     to which it spills rows are not encrypted by ``ags1``. The other arguments are those of
-    ``duckdb.connect``. Raises KmsConfigurationError and ValueError for wrong options. In queries,
-    DuckDB makes errors of its own of ours, with their text.
+    ``duckdb.connect``. Raises KmsConfigurationError and ValueError for wrong options. If a query
+    fails, DuckDB raises its own exception with the text of ours.
     """
     # Wrong options are told now. Those of the storages belong to their URLs.
     KeyOptions({k: v for k, v in (storage_options or {}).items() if not isinstance(v, Mapping)})

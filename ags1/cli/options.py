@@ -1,4 +1,4 @@
-"""Options that commands of several rooms share, and how their values are read."""
+"""Options that commands of several packages share, and how their values are read."""
 
 from __future__ import annotations
 

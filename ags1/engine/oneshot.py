@@ -200,9 +200,9 @@ def encrypt_many(
     Without pyarrow they are objects with ``__arrow_c_array__``. Raises FormatError for a malformed
     array, and TypeError for an array of other types.
 
-    ``out`` is a writable buffer whose beginning the files of a column are written to, one after the
-    other. The array of the files uses that memory, so use ``out`` again when the array is no longer
-    needed. Fresh memory costs more than AES. Each file has the size that ``layout.encrypted_size``
+    ``out`` is a writable buffer. The files of a column are written to its beginning, one after the
+    other. The array of the files uses that memory: do not use ``out`` again while you need the
+    array. Fresh memory costs more than AES. Each file has the size that ``layout.encrypted_size``
     returns. If the call fails, it zeroes what it could have written. Raises ValueError if ``out``
     is too small, with the size that it must have, or overlaps the messages, and TypeError without a
     column.

@@ -12,9 +12,9 @@ its name, and gives the old key up afterwards. ``STEPS``, and what opens if a fi
     RETIRED             the new file             the new key             the new file
     ==================  =======================  ======================  ======================
 
-Whatever a run that is killed leaves, is what one of the lines says. A run that fails before the
-file has its name takes its key back; if it fails later, the file stays, and so does its key. The
-other beginnings:
+A run that is killed leaves the state of one of these lines. A run that fails before the file has
+its name takes its key back; if it fails later, the file stays, and so does its key. The other
+beginnings:
 
     ==================================  =========================================================
     What is there at the start          What is different

@@ -1,7 +1,7 @@
 """The keystore that has the keys of a file beside it, in a sidecar, on any storage.
 
-``Place`` is all that a sidecar needs of its storage. A folder of this machine has locks, so there
-runs that change one pair come one after the other (``LocalPlace``). An object storage has none:
+``Place`` is all that a sidecar needs of its storage. A folder of this machine has locks, so runs
+that change one pair there come one after the other (``LocalPlace``). An object storage has none:
 there may be one writer of a file at a time. Knows nothing of plaintext and unwrapped keys.
 """
 

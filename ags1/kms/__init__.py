@@ -11,6 +11,7 @@ keyring file as the default. Read in this order::
     pyiceberg                  our clients, used as PyIceberg's
     settings                   which properties a run has: options, environment, file
     properties, endpoints      checked values and addresses
+    causes                     says why a service cannot be asked
     secret                     keeps keys out of pickles and tracebacks
 
 Each client imports its service's library when the client is made. The clients know nothing of the

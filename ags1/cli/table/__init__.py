@@ -7,5 +7,5 @@
 - ``options``, ``opening``, ``catalogs``: which table is meant, and opening it;
 - ``inputs``, ``schemas``, ``filters``, ``times``: what the user gives: rows, columns,
   conditions, times;
-- ``rows``, ``facts``, ``failures``: what the user sees.
+- ``rows``, ``description``, ``failures``: what the user sees.
 """

@@ -8,6 +8,7 @@
     transfers many files at a time: get, put, copy, cat, pipe
     files     the open files that it returns
     pairs     a file and its sidecar in the file system below, local or remote
+    urls      encrypted files by their URLs, for Polars and DuckDB
     options   storage options, and the keychain that they name
     paths     the same for universal_pathlib: UPath("ags1::…")
 

@@ -6,7 +6,7 @@ a fresh key, with a new row. These are the steps of a batch, and each of them is
 when its method returns, or did not happen::
 
     prepare(rows)         the rows, with their keys, are pending
-      files get their names (``jobs.publishing``)
+      files get their names (``ags1.spark.jobs.publishing``)
     settle(batch, rows)   the same batch, as it turned out, takes the place of the pending one
 
 A job may be killed between any two steps, or in one. Then the next job that opens the ledger for

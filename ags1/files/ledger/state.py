@@ -20,7 +20,8 @@ change of the state, and fails, because the new holder has changed the state:
   object of the rows is in no state: nobody reads it.
 - It may be paused between ``prepare`` and the names of the files. But the new holder knows the
   batch from the state, and gives the files their names or withdraws them, before it does anything
-  else (``jobs.publishing.settle_pending``). Then nothing is left that the paused job could name.
+  else (``ags1.spark.jobs.publishing.settle_pending``). Then nothing is left that the paused job
+  could name.
 - ``settle`` writes the settled rows, then changes the state. Until then the batch is pending to all
   readers. If both jobs wrote rows of one batch, those of the later epoch count.
 - ``replace`` and ``compact`` write a file of the same rows with the version of their epoch, which

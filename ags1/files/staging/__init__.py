@@ -1,6 +1,7 @@
 """The files of a job: found, staged and given their names. Read in this order::
 
 places        the storage of a path, and the files that paths, patterns and folders match
+listing       lists many folders at the same time
 protocol      what a job needs of every storage, and the life of a target
 pieces        the work on one file, and its pieces
 marks         the mark of a job

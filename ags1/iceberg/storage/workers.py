@@ -1,8 +1,8 @@
 """The threads that read several files of a table at once.
 
-Near, there are as many as PyIceberg has, which follows the CPUs. A thread that reads from an object
-store mostly waits for it, so there are more of them then. PyIceberg's setting ``max-workers``
-(``PYICEBERG_MAX_WORKERS``) is followed for both.
+For files on this machine, there are as many as PyIceberg has: it follows the number of CPUs. A
+thread that reads from an object store mostly waits for it, so there are more of them then.
+PyIceberg's setting ``max-workers`` (``PYICEBERG_MAX_WORKERS``) is followed for both.
 """
 
 from __future__ import annotations

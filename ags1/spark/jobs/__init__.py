@@ -14,9 +14,9 @@
     rewrapping  a ledger's keys are wrapped again
     sidecars    a ledger's keys go to sidecars and back
 
-The ledger (``spark.ledger``), of any kind, lets the next job continue a killed one.
-Paths are folders that the driver and all executors have mounted, or URLs of S3 or any other storage
-that fsspec knows (``spark.storage``).
+The ledger (``ags1.files.ledger``), of any kind, lets the next job continue a killed one. Paths are
+folders that the driver and all executors have mounted, or URLs of S3 or any other storage that
+fsspec knows (``ags1.files.staging``).
 """
 
 from __future__ import annotations
