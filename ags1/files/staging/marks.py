@@ -11,7 +11,7 @@ import contextlib
 import time
 
 from . import local_files
-from .protocol import Attempt, JobEndedError, Staging, Storage
+from .protocol import Attempt, JobEndedError, JobStorage, Staging
 
 # Between two looks at a mark, if each look is a request.
 _SECONDS = 1.0
@@ -20,7 +20,7 @@ _SECONDS = 1.0
 _seen = "", 0.0
 
 
-def leave(storage: Storage, job_id: str, root: str, *, durable: bool) -> None:
+def leave(storage: JobStorage, job_id: str, root: str, *, durable: bool) -> None:
     """Leave the mark of a job; ``durable``: on the disk."""
     for path in storage.mark_paths(job_id, root)[:1]:
         if storage.is_remote:
@@ -30,7 +30,7 @@ def leave(storage: Storage, job_id: str, root: str, *, durable: bool) -> None:
             local_files.sync([path])
 
 
-def check(storage: Storage, job: Attempt | Staging, *, now: bool) -> None:
+def check(storage: JobStorage, job: Attempt | Staging, *, now: bool) -> None:
     """Raise JobEndedError if the mark of a job has ended. Without ``now``, it may have
     ended a second ago in a remote storage."""
     global _seen
@@ -51,7 +51,7 @@ def check(storage: Storage, job: Attempt | Staging, *, now: bool) -> None:
         _seen = path, began
 
 
-def end(storage: Storage, job_id: str, root: str) -> None:
+def end(storage: JobStorage, job_id: str, root: str) -> None:
     """Tell the tasks of a job, which may outlast it, to stage nothing any more. ``clear`` comes
     after this. If a task stages files later, it removes them when it looks at the mark."""
     mark, *ended = storage.mark_paths(job_id, root) or [""]
@@ -63,7 +63,7 @@ def end(storage: Storage, job_id: str, root: str) -> None:
         storage.remove(mark)
 
 
-def is_there(storage: Storage, job_id: str, root: str) -> bool:
+def is_there(storage: JobStorage, job_id: str, root: str) -> bool:
     """Whether the folder that a job has marked is mounted, also after ``end``. A remote storage
     that cannot be reached raises OSError at the next call instead."""
     return storage.is_remote or any(
@@ -71,8 +71,9 @@ def is_there(storage: Storage, job_id: str, root: str) -> bool:
     )
 
 
-def remove(storage: Storage, job_id: str, root: str) -> None:
-    """Remove what is left after ``end``. What cannot be removed stays."""
-    for path in storage.mark_paths(job_id, root)[1:]:
+def remove(storage: JobStorage, job_id: str, root: str) -> None:
+    """Remove the mark of a job in a folder, and what took its place. What cannot be removed
+    stays."""
+    for path in () if storage.is_remote else storage.mark_paths(job_id, root):
         with contextlib.suppress(OSError):
             storage.remove(path)
