@@ -8,15 +8,18 @@ of them. Knows nothing of what the JSON is for.
 
 from __future__ import annotations
 
+import functools
 import json
 import marshal
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 Pairs = list[tuple[str, Any]]
 _LONGEST_NAME = 100
 _INTEGERS = range(-(1 << 63), 1 << 63)
+_MOST_KEPT = 64 << 10
+_T = TypeVar("_T")
 
 
 class _DuplicateName(Exception):
@@ -55,7 +58,7 @@ def parse(
             raise _DuplicateName(name[:_LONGEST_NAME])
         return made
 
-    is_long = False
+    kind: type[ValueError] = ValueError
     try:
         parsed = json.loads(
             text,
@@ -72,36 +75,39 @@ def parse(
             "the two they read: restore a copy, or rename or remove one of the two"
         )
     except LongIntegerError:
-        is_long = True
+        kind = LongIntegerError
         problem = "has an integer of more than 64 bits"
     except UnicodeEncodeError:
         problem = "has text that is not Unicode: half a surrogate pair"
     except (ValueError, RecursionError):
         problem = "is not JSON"
     # Raised here, because the parser's exception has the text, and the text may have keys.
-    raise (LongIntegerError if is_long else ValueError)(problem)
-
-
-_MOST_FROZEN = 64 << 10
-
-
-def frozen(value: Any) -> bytes | None:
-    """Return parsed JSON as bytes, for the key of a cache: two values have the same bytes only if
-    they are equal and all types are the same, which ``1 == True`` does not say. It takes a tenth of
-    the time of printing. Returns None for what is too large or too deep to be kept."""
-    try:
-        data = marshal.dumps(value, 2)
-    except ValueError:
-        return None
-    return data if len(data) <= _MOST_FROZEN else None
-
-
-def thawed(value: bytes) -> Any:
-    """Return what ``frozen`` was given."""
-    return marshal.loads(value)
+    raise kind(problem)
 
 
 def _may_have_surrogates(text: str | bytes) -> bool:
     if isinstance(text, str):
         return "\\u" in text or not text.isascii()
     return b"\\u" in text or b"\xed" in text
+
+
+def kept(work: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """Return a function that does ``work`` on parsed JSON, once for each content: it keeps the last
+    4,096 results, and returns them again. What is larger than 64 KiB, or very deep, is not kept.
+    The caller must not change a result.
+
+    The key is the content as bytes: they are the same only if the values are equal and of the same
+    types, which ``1 == True`` does not say. To make them takes a tenth of the time of printing."""
+
+    @functools.lru_cache(maxsize=4096)
+    def known(content: bytes) -> _T:
+        return work(marshal.loads(content))
+
+    def done(value: Any) -> _T:
+        try:
+            content = marshal.dumps(value, 2)
+        except ValueError:  # too deep
+            return work(value)
+        return known(content) if len(content) <= _MOST_KEPT else work(value)
+
+    return done

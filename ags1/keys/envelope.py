@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import functools
 import hmac
 import re
 import time
@@ -333,18 +332,15 @@ def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
 
 
 def _entry(entry: object) -> EncryptedKey:
-    content = strict_json.frozen(entry)
-    key = None if content is None else _parse_entry(content)
-    if key is None or key.unknown:
+    key = _known_entry(entry)
+    if key.unknown:
         return EncryptedKey.from_dict(entry)
     # A copy, which its user may change.
     return replace(key, properties=dict(key.properties), unknown={})
 
 
-# An entry never changes, and each commit reads all of them again. They are kept by their content.
-@functools.lru_cache(maxsize=4096)
-def _parse_entry(entry: bytes) -> EncryptedKey:
-    return EncryptedKey.from_dict(strict_json.thawed(entry))
+# An entry never changes, and each commit reads all of them again.
+_known_entry = strict_json.kept(EncryptedKey.from_dict)
 
 
 def encryption_keys_to_dicts(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import hashlib
 import json
 import zlib
@@ -260,21 +259,18 @@ def _parse_snapshots(snapshots: Any) -> list[EncryptedSnapshot]:
 
 
 def _parse_snapshot(snapshot: Any) -> EncryptedSnapshot:
-    content = strict_json.frozen(snapshot)
-    if content is None:
-        return EncryptedSnapshot.model_validate(parsable_snapshot(snapshot))
+    known = _known_snapshot(snapshot)
     # A copy, because a summary can be changed.
-    kept = _known_snapshot(content)
-    summary = copy.copy(kept.summary)
+    summary = copy.copy(known.summary)
     if summary is not None:
         summary._additional_properties = dict(summary.additional_properties)
-    return kept.model_copy(update={"summary": summary})
+    return known.model_copy(update={"summary": summary})
 
 
-# A snapshot never changes, and each commit reads all of them again. They are kept by their content.
-@functools.lru_cache(maxsize=4096)
-def _known_snapshot(snapshot: bytes) -> EncryptedSnapshot:
-    return EncryptedSnapshot.model_validate(parsable_snapshot(strict_json.thawed(snapshot)))
+# A snapshot never changes, and each commit reads all of them again.
+@strict_json.kept
+def _known_snapshot(snapshot: Any) -> EncryptedSnapshot:
+    return EncryptedSnapshot.model_validate(parsable_snapshot(snapshot))
 
 
 def _malformed(what: str) -> MetadataIntegrityError:

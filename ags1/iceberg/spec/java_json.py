@@ -9,7 +9,6 @@ functions take parsed JSON. It may be malformed: unexpected parts stay as they a
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import json
 import math
@@ -82,21 +81,6 @@ def _each_value(order: _Order) -> _Order:
         return {name: order(value, known_only) for name, value in values.items()}
 
     return ordered
-
-
-def _each_kept(order: _Order) -> _Order:
-    """The same for entries that never change, of which each commit orders all again."""
-
-    @functools.lru_cache(maxsize=4096)
-    def ordered(value: bytes, known_only: bool) -> bytes | None:
-        return strict_json.frozen(order(strict_json.thawed(value), known_only))
-
-    def kept(value: Any, known_only: bool) -> Any:
-        content = strict_json.frozen(value)
-        made = None if content is None else ordered(content, known_only)
-        return order(value, known_only) if made is None else strict_json.thawed(made)
-
-    return _each(kept)
 
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
@@ -181,9 +165,9 @@ _TABLE = _Form(
         "partition-spec": _PARTITION_FIELDS,
         "partition-specs": _each(_Form("spec-id fields", {"fields": _PARTITION_FIELDS})),
         "sort-orders": _each(_Form("order-id fields", {"fields": _SORT_FIELDS})),
-        "encryption-keys": _each_kept(_KEY),
+        "encryption-keys": _each(_KEY),
         "refs": _each_value(_REF),
-        "snapshots": _each_kept(_SNAPSHOT),
+        "snapshots": _each(_SNAPSHOT),
         "statistics": _each(_STATISTICS_FILE),
         "partition-statistics": _each(_Form("snapshot-id statistics-path file-size-in-bytes")),
         "snapshot-log": _each(_Form("timestamp-ms snapshot-id")),
