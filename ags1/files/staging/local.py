@@ -78,8 +78,8 @@ class _LocalOutput:
 
 
 class LocalStorage(Folder):
-    """Mounted folders; see ``Storage``. If a file is cut, its attempts share the staged file of all
-    ranges. What an attempt has staged is a path."""
+    """Mounted folders; see ``JobStorage``. If a file is cut, its attempts share the staged file of
+    all ranges. What an attempt has staged is a path."""
 
     def absolute(self, path: str) -> str:
         return os.path.abspath(self.name(path))

@@ -29,7 +29,7 @@ class Item(NamedTuple):
 class Piece(NamedTuple):
     """The part of one file that one task does: all of it or, if ``block_count`` is not 0, that many
     blocks from ``first_block`` on. ``shared`` is what all attempts at the file use together (see
-    ``Storage.stage``). ``digests``: only compute the HMAC of a file that is cut.
+    ``JobStorage.stage``). ``digests``: only compute the HMAC of a file that is cut.
     ``source_identity`` tells a local file that is cut from others of the same size and time
     (``ags1.spark.jobs.work.file_identity``)."""
 

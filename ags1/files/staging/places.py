@@ -12,7 +12,7 @@ from ..filesystems import host_url_of, is_s3, open_filesystem, refuse_chain
 from ..paths import local_path
 from .local import LOCAL
 from .packed import Packed, PackedFiles
-from .protocol import LISTING_THREADS, PassedOver, Problem, SourceFile, Storage, Takes
+from .protocol import LISTING_THREADS, JobStorage, PassedOver, Problem, SourceFile, Takes
 from .remote import RemoteStorage
 from .s3 import S3Storage
 
@@ -26,7 +26,7 @@ class Listing(NamedTuple):
     passed_over: dict[str, tuple[str, int]]
 
 
-def open_storage(path: str) -> Storage:
+def open_storage(path: str) -> JobStorage:
     """Return the storage of a path. A URL's is the file system that fsspec has for its scheme, with
     the credentials that this process finds. Raises OSError for a URL that cannot be used, and
     KmsConfigurationError for one with a password, a signature or another URL in it: paths are sent

@@ -28,8 +28,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from ...errors import Ags1Error
 from ..ledger import Row
-from ..storage.protocol import Status
-from ..storage.protocol import Storage as Verbs
+from ..storage.protocol import Status, Storage
 from .pieces import Item, Piece
 
 CHANGED = "the file changed while it was read: run the job again"
@@ -225,5 +224,5 @@ class Publishing(Protocol):
         ``root``), and uploads. Return whether nothing is left."""
 
 
-class Storage(Verbs, FileListing, Publishing, Protocol):
+class JobStorage(Storage, FileListing, Publishing, Protocol):
     """What a job needs of a storage."""

@@ -108,7 +108,7 @@ class _FileOutput:
 
 
 class RemoteStorage(Bucket):
-    """A file system of fsspec; see ``Storage``. Attempts share the job's folder of staged files.
+    """A file system of fsspec; see ``JobStorage``. Attempts share the job's folder of staged files.
     What an attempt has staged is a path, and so is ``Row.attempt``."""
 
     def __init__(self, filesystem: Any, host_url: str) -> None:

@@ -129,9 +129,9 @@ class _PartsOutput:
 
 
 class S3Storage(RemoteStorage):
-    """S3; see ``Storage``. Attempts share an upload's id; what an attempt has staged is JSON with
-    its parts. ``Row.attempt`` is JSON with both and a name, which the object gets as metadata: it
-    tells which job made the object."""
+    """S3; see ``JobStorage``. Attempts share an upload's id; what an attempt has staged is JSON
+    with its parts. ``Row.attempt`` is JSON with both and a name, which the object gets as metadata:
+    it tells which job made the object."""
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Call a method of S3's client. Raises OSError."""
