@@ -113,7 +113,11 @@ class Blocks:
         shares: list[tuple[int, int]] = []
         for begin in range(first, last + 1, self.chunk):
             count = min(self.chunk, last + 1 - begin)
-            if all(self.cache.copy(*part) for part in self._parts(pieces, begin, count)):
+            # The cache has whole blocks.
+            at = max(begin * self._block_size, pieces[0][0])
+            if self.cache.holds(at) and all(
+                self.cache.copy(*part) for part in self._parts(pieces, begin, count)
+            ):
                 continue
             before, blocks = shares[-1] if shares else (begin, self.most)
             if before + blocks == begin and blocks + count <= self.most:

@@ -61,13 +61,14 @@ class AtomicFile:
         like: os.stat_result | None = None,
     ) -> None:
         self.name = os.fsdecode(target)
-        self._path, exists = _followed(self.name)
+        # A symbolic link is followed, as open() does: the file that it points to is replaced.
+        self._path = os.path.realpath(self.name)
         self._overwrite = overwrite
         self.durable = durable
         # The bits of an existing target or of ``like``: the umask does not reduce them.
         self._kept_mode: int | None = None
         self._process = process_number()
-        if not overwrite and exists:
+        if not overwrite and os.path.lexists(self.name):
             raise already_exists(self.name)
         if is_stream(self.name):
             raise OSError(errno.EINVAL, "Not a regular file", self.name)
@@ -237,21 +238,6 @@ class StagedFile(AtomicFile):
         if self._is_staged:
             self.published = False
         super().__del__()
-
-
-def _followed(name: str) -> tuple[str, bool]:
-    """Return the absolute path of the file that ``open`` would write, and whether ``name`` is
-    there. A symbolic link is followed, so that the file that it points to is replaced."""
-    try:
-        os.readlink(name)
-    except OSError as error:
-        # EINVAL: there is something, and it is no link. The links in its folder's path are followed
-        # once: somebody may change them before the file has its name.
-        if error.errno in (errno.EINVAL, errno.ENOENT) and not name.endswith("/"):
-            folder, last = os.path.split(name)
-            path = os.path.join(os.path.realpath(folder), last)
-            return path, error.errno == errno.EINVAL
-    return os.path.realpath(name), os.path.lexists(name)
 
 
 @functools.cache

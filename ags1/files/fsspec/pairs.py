@@ -80,7 +80,7 @@ class _Ranges:
         self.name = name
         self.size = listed_size
         wanted = _AT_ONCE if 0 < listed_size <= _AT_ONCE else START_SIZE
-        self._start = storage.read(name, 0, min(wanted, listed_size) and wanted)
+        self._start = storage.read(name, 0, wanted if listed_size else 0)
         self._is_whole = len(self._start) < wanted
         if self._is_whole:
             self.size = len(self._start)
