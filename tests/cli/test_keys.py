@@ -457,6 +457,7 @@ def on_a_terminal(*arguments: object, answers: list[str], **options: Any) -> tup
         os.close(terminal)
         seen = b""
         questions = 0
+        pressed = 0.0
         deadline = time.monotonic() + 60
         while process.poll() is None or select.select([master], [], [], 0)[0]:
             if time.monotonic() > deadline:
@@ -468,6 +469,12 @@ def on_a_terminal(*arguments: object, answers: list[str], **options: Any) -> tup
             if questions < min(asked, len(answers)) and not echoes(master):
                 os.write(master, answers[questions].encode("utf-8", "surrogateescape"))
                 questions += 1
+                pressed = time.monotonic()
+            # Python looks at signals just before it waits for input. One that comes between the
+            # two is seen at the next one, so Ctrl-C is pressed again.
+            if questions and answers[questions - 1] == "\x03" and time.monotonic() > pressed + 1:
+                os.write(master, b"\x03")
+                pressed = time.monotonic()
             if select.select([master], [], [], 0.02)[0]:
                 try:
                     seen += os.read(master, 65536)
