@@ -50,8 +50,7 @@ cdef enum:
 
 # A field of bytes with an id that Parquet does not have: 127, in the form for any id.
 cdef enum:
-    PADDING_SIZE = 4  # with its length of one byte
-    MAX_PADDING = 0x7F
+    PADDING_SIZE = 4  # with a length of one byte
 
 cdef enum Failure:
     FAILED_TAG = 1
@@ -112,14 +111,14 @@ cdef Py_ssize_t module_size(const unsigned char *at, Py_ssize_t left) noexcept n
 cdef int read_page_header(
     const unsigned char *at, Py_ssize_t size, PageHead *head
 ) noexcept nogil:
-    """Read the header at ``at``. Return 0 if it is not one, or has not exactly ``size`` bytes."""
+    """Read the header at ``at``, in at most ``size`` bytes. Return 0 if it is none."""
     cdef Cursor source
     cdef int64_t field_id = 0
     cdef int kind
     cdef const unsigned char *begin
     memset(head, 0, sizeof(PageHead))
     head.kind = -1
-    source.at = at
+    source.begin = source.at = at
     source.end = at + size
     source.fault = 0
     while True:
@@ -130,7 +129,8 @@ cdef int read_page_header(
             head.rest_id = field_id if kind and not head.rest_id else head.rest_id
         if not kind:
             head.rest_end = begin
-            return not source.fault and source.at == source.end and head.size_at != NULL
+            # Java's headers have zeros behind them.
+            return not source.fault and head.size_at != NULL
         if field_id <= CRC_ID and kind != KIND_I32:
             return 0
         if field_id == TYPE_ID:
@@ -199,14 +199,18 @@ cdef unsigned char *print_page_header(
 cdef int put_padding(unsigned char *out, Py_ssize_t size) noexcept nogil:
     """Fill ``size`` bytes with a field that nobody reads, and the end of its struct. Return 0 if
     there is no such field."""
-    size -= PADDING_SIZE + 1
-    if not 0 <= size <= MAX_PADDING:
+    cdef Py_ssize_t content = size - PADDING_SIZE - 1, at = PADDING_SIZE
+    if content > 0x7F:  # the length has two bytes
+        content -= 1
+        at += 1
+        out[4] = <unsigned char>(content >> 7)
+    if not 0 <= content <= 0x3FFF:
         return 0
     out[0] = KIND_BINARY
     out[1] = 0xFE
     out[2] = 0x01
-    out[3] = <unsigned char>size
-    memset(out + PADDING_SIZE, 0, size + 1)
+    out[3] = <unsigned char>(content & 0x7F | (0x80 if at > PADDING_SIZE else 0))
+    memset(out + at, 0, content + 1)
     return 1
 
 

@@ -18,6 +18,7 @@ from iceberg_tables import KMS_PROPERTIES
 from pyarrow.parquet.encryption import create_decryption_properties
 
 from ags1 import KeyMetadata
+from ags1.engine.source import open_source
 from ags1.errors import Ags1Error, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read import open_files
@@ -102,7 +103,8 @@ def test_arrow_gets_what_was_checked(
             return data
 
     monkeypatch.setattr(open_files, "_WHOLE_SIZE", whole_size)
-    monkeypatch.setattr(TableFiles, "open_stored", lambda *_: Changing(genuine))
+    source, _ = open_source(pa.PythonFile(Changing(genuine), "r"))
+    monkeypatch.setattr(TableFiles, "open_source", lambda *_: source)
     assert made.table().scan().to_arrow().to_pylist() == forged.rows().to_pylist()
     assert sum(at + size > start for at, size in reads) == 1
     if whole_size:
