@@ -2,10 +2,9 @@
 
 ::
 
-    Job()            the ledger's claim
     __enter__        finish what a killed job has left
     selection        which files have to be done
-    run              begin: note that this job has begun; only then Spark is needed
+    run              begin: note that this job has begun; only then make its KEK, and ask for Spark
                      the work, wave after wave (``waves``)
     __exit__         remove what is staged; note the end
 
@@ -180,26 +179,28 @@ class Job:
         self,
         items: Collection[Item],
         kind: Callable[..., Work],
-        keys: FileKeys,
+        make_keys: Callable[[], FileKeys],
         master_key_id: str | None,
         *,
         digests: bool = False,
     ) -> None:
-        """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. Spark is
-        not needed, and nothing is written, before all is known that can be known without it. Raises
-        OSError if there is no room for more targets; then the files done so far stay done."""
+        """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. A job's
+        KEK is made when the ledger says that the job runs, so that no rewrapping misses it. Spark
+        is not needed before all is known that can be known without it. Raises OSError if there is
+        no room for more targets; then the files done so far stay done."""
         report, summary = self._report, self.summary
         report.master_key_id = master_key_id
         report.total = sum(item.source_size for item in items)
         report.count = len(items)
         report.tell(0)
         if master_key_id is None:
-            keys.check(item.wrapped or "" for item in items)
+            make_keys().check(item.wrapped or "" for item in items)
         if self._options.dry_run:
             planned = (PlannedFile(item.source, item.target, item.source_size) for item in items)
             summary.planned = list(planned)
         elif items:
             self.begin()
+        keys = make_keys()
         self._commit_failures()
         failed_before = summary.failed
         tried = 0
