@@ -142,9 +142,9 @@ class Selection:
                 self._fail(file, KeyMetadataError(_NO_KEY), item.target)
                 continue
             for now, of in self._looked_at_again(file, row):
-                facts = {"source_size": now.size, "source_version": now.version}
+                item = item._replace(source_size=now.size, source_version=now.version)
                 size, wrapped = of.source_size, of.key_metadata
-                found.append(item._replace(plaintext_size=size, wrapped=wrapped, **facts))
+                found.append(item._replace(plaintext_size=size, wrapped=wrapped))
         return found
 
     def _looked_at_again(self, file: SourceFile, row: Row) -> Iterator[tuple[SourceFile, Row]]:
