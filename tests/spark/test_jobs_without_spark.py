@@ -55,6 +55,7 @@ from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
 from ags1.spark.jobs.publishing import clear, clear_again
 from ags1.spark.jobs.selection import Selection
+from ags1.spark.jobs.waves import Waves
 from ags1.spark.jobs.work import Encrypting, Result, Work
 from tests.aws_server import aws_server, dummy_environment
 
@@ -88,6 +89,11 @@ class Places:
     def decrypt(self, **more: Any) -> jobs.Summary:
         how = {"ledger": self.ledger, "kms": self.kms, "durable": False}
         return jobs.decrypt_files(self.session, None, self.back, **(how | more))
+
+    def verify(self, **more: Any) -> jobs.Summary:
+        return jobs.verify_files(
+            self.session, None, **({"ledger": self.ledger, "kms": self.kms} | more)
+        )
 
     def names(self, folder: Path) -> set[str]:
         """Return what is in a folder. A ledger has revisions of its state besides."""
@@ -645,7 +651,7 @@ def test_readers_beside_a_job_that_replaces_a_file(
 
     def look() -> None:
         seen.append(files.cat_file(f"{places.target}/a.bin"))
-        verified = jobs.verify_files(places.session, None, kms=places.kms, **where)
+        verified = places.verify(**where)
         assert (verified.done, verified.failures) == (1, [])
 
     def prepare(ledger: Ledger, rows: Any) -> Any:
@@ -667,27 +673,41 @@ def test_readers_beside_a_job_that_replaces_a_file(
     look()
     assert seen == [contents[0], contents[1], contents[1]]
 
-    # A job replaces it by a larger one, just after the keys were looked up.
-    places.write("a.bin", size=2000)
-    rows = Selection._encrypted_rows
-
-    def looked_up(selection: Selection) -> Any:
-        monkeypatch.setattr(Selection, "_encrypted_rows", rows)
-        found = rows(selection)
-        assert places.encrypt(**where).done == 1
-        return found
-
-    monkeypatch.setattr(Selection, "_encrypted_rows", looked_up)
-    verified = jobs.verify_files(places.session, None, kms=places.kms, **where)
-    assert (verified.done, verified.failures) == (1, [])
-
     # Somebody puts the old file back.
-    target.write_bytes(target.read_bytes()[:8] + sealed[8:20] + target.read_bytes()[20:])
+    target.write_bytes(sealed)
     with pytest.raises(NoKeyError, match="put back"):
         files.cat_file(f"{places.target}/a.bin")
-    verified = jobs.verify_files(places.session, None, kms=places.kms, **where)
+    verified = places.verify(**where)
     [failure] = verified.failures
     assert (failure.kind, "put back" in failure.message) == ("NoKeyError", True)
+
+
+@pytest.mark.parametrize("size", [1000, 2000])
+@pytest.mark.parametrize("step", ["a lookup", "a selection"])
+def test_a_job_that_replaces_what_another_one_reads(
+    places: Places, here: None, monkeypatch: pytest.MonkeyPatch, step: str, size: int
+) -> None:
+    """Just after the keys were looked up, or all is ready for the tasks."""
+    kind, name = {"a lookup": (Selection, "_encrypted_rows"), "a selection": (Waves, "run")}[step]
+    real = getattr(kind, name)
+
+    def replacing(self: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(kind, name, real)
+        found = real(self) if step == "a lookup" else None
+        places.write("a.bin", size=size)
+        assert places.encrypt().done == 1
+        return real(self, *arguments) if step == "a selection" else found
+
+    places.write("a.bin", "b.bin")
+    places.encrypt()
+    for read in (places.decrypt, places.verify):
+        monkeypatch.setattr(kind, name, replacing)
+        done = read()
+        assert (done.done, done.failures, done.not_tried) == (2, [], 0)
+    places.back.joinpath("a.bin").unlink()
+    assert places.decrypt().done == 1
+    for name in ("a.bin", "b.bin"):
+        assert (places.back / name).read_bytes() == (places.source / name).read_bytes()
 
 
 class TestSideBySide:
@@ -719,9 +739,7 @@ class TestSideBySide:
         def verify() -> None:
             while not ended.is_set():
                 with contextlib.suppress(FileNotFoundError):  # the ledger is not there yet
-                    verified = jobs.verify_files(
-                        places.session, None, ledger=place.at, kms=places.kms
-                    )
+                    verified = places.verify(ledger=place.at)
                     # If a file is replaced after its key was looked up, that is said, and no more.
                     assert {one.kind for one in verified.failures} <= {"NoKeyError"}
 
@@ -752,7 +770,7 @@ class TestSideBySide:
                 summaries = [one.result() for one in both]
             assert max(one.done for one in summaries) > 0
             assert {kind.kind for one in summaries for kind in one.failures} <= {"Ags1Error"}
-            verified = jobs.verify_files(places.session, None, ledger=place.at, kms=places.kms)
+            verified = places.verify(ledger=place.at)
             assert (verified.done, verified.failures) == (12, [])
             for n in range(0, 12, 2):
                 (places.source / str(n)).write_bytes(os.urandom(1000))

@@ -207,6 +207,11 @@ class Job:
         if items and not self._options.dry_run and not report.is_stopped:
             work = kind(keys, self.id, self._options.durable, digests, root=self._root)
             tried = self._waves.run(items, work)
+            if self._waves.replaced:
+                again = self.selection.looked_up_again(self._waves.replaced)
+                self._waves.replaced = None
+                self._waves.run(again, work)
+                self._commit_failures()
         if not self._options.dry_run:
             self.has_ended = True
             summary.not_tried = len(items) - tried
@@ -217,7 +222,8 @@ class Job:
         self.summary.unchanged = self.selection.unchanged
         self.summary.passed_over = self.selection.passed_over
         rows = []
-        for file, target, error in self.selection.failures:
+        failures, self.selection.failures = self.selection.failures, []
+        for file, target, error in failures:
             item = Item(-1, file.path, target, file.relative_path, file.size, file.version, 0)
             rows.append(self._report.failure_row(item, error))
         self._waves.commit(rows)

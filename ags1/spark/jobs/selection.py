@@ -129,6 +129,24 @@ class Selection:
             else:
                 yield file, row
 
+    def looked_up_again(self, items: Iterable[Item]) -> list[Item]:
+        """Return the work on encrypted files that others have replaced, with their keys and sizes
+        of now."""
+        by_target = self._encrypted_rows()
+        by_name = by_target.by(lambda row: f"{row.relative_path}{SUFFIX}")
+        found = []
+        for item in items:
+            row = by_target.get(item.source) or by_name.get(item.relative_path)
+            file = SourceFile(item.source, item.relative_path, item.source_size, "")
+            if row is None:
+                self._fail(file, KeyMetadataError(_NO_KEY), item.target)
+                continue
+            for now, of in self._looked_at_again(file, row):
+                item = item._replace(source_size=now.size, source_version=now.version)
+                size, wrapped = of.source_size, of.key_metadata
+                found.append(item._replace(plaintext_size=size, wrapped=wrapped))
+        return found
+
     def _looked_at_again(self, file: SourceFile, row: Row) -> Iterator[tuple[SourceFile, Row]]:
         try:
             status = open_storage(file.path).status(file.path)
