@@ -23,9 +23,7 @@ from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
-from ..errors import (
-    KmsConfigurationError,
-)
+from ..errors import KmsConfigurationError
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base

@@ -37,11 +37,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from ...engine._messages import open as open_sealed
 from ...engine.geometry import trusted_length
 from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError, TruncatedError
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC
+from ._modules import ModuleCipher
 from .parquet_fields import (
     FILE_METADATA_TYPES,
     AesGcmV1,
@@ -271,7 +271,7 @@ class ParquetSource:
         self._size = actual_size
         if key_metadata is not None:
             self._size = trusted_length(actual_size, key_metadata, trust_file_size=False)
-        self._file_aad = b""
+        self._cipher: ModuleCipher | None = None
         self._window = memoryview(b"")
         self._window_start = 0
         self._covered: list[tuple[int, int]] = []
@@ -336,7 +336,7 @@ class ParquetSource:
                 "the structure before the footer is not as Iceberg's writers make it: somebody has "
                 "changed it, or an unknown program wrote the file"
             )
-        self._file_aad = aad_prefix + file_id
+        self._cipher = ModuleCipher(self._km.encryption_key, aad_prefix + file_id)
         return size
 
     def _end(self, magic: bytes) -> bytes:
@@ -495,17 +495,15 @@ class ParquetSource:
         self, offset: int, kind: ModuleType, ordinals: bytes, limit: int
     ) -> tuple[bytes, int]:
         """Return the plaintext of a module, and where the module ends: at ``limit`` or before."""
-        assert self._km is not None
+        assert self._cipher is not None
         size = self._module_size(offset)
         if size < _LENGTH_SIZE + _OVERHEAD or offset + size > limit:
             raise AuthenticationError(
                 f"the {kind}'s length is impossible: the file was changed", offset=offset
             )
-        aad = self._file_aad + bytes([kind]) + ordinals
-        sealed = self._take(offset + _LENGTH_SIZE, size - _LENGTH_SIZE)
         try:
-            text = open_sealed(self._km.encryption_key, sealed, aad)
-        except (AuthenticationError, ValueError):
+            text = self._cipher.open(kind, ordinals, self._take(offset, size))
+        except AuthenticationError:
             raise AuthenticationError(
                 f"the {kind} does not verify: wrong key, or the file was changed", offset=offset
             ) from None

@@ -4,9 +4,9 @@
 A struct becomes a dict from field id to ``(type, value)``, and a list becomes ``(element type,
 values)``. The types and the unknown fields are there, so that a structure can be printed again
 without loss. What another parser could read in another way is refused: a field that is there
-twice, and a number that is too long for its type. Follows the Thrift compact protocol
-specification. Independent of what the structures mean. It is compiled, because a Parquet file has a
-structure for each of its pages.
+twice or out of order, and a number that is too long for its type. Follows the Thrift compact
+protocol specification. Independent of what the structures mean. It is compiled, because a Parquet
+file has a structure for each of its pages.
 """
 
 from cpython.buffer cimport PyBuffer_Release
@@ -17,20 +17,6 @@ from ags1.engine._buffers cimport take_input
 
 from ...errors import FormatError
 
-cdef enum Kind:
-    KIND_TRUE = 1
-    KIND_FALSE
-    KIND_BYTE
-    KIND_I16
-    KIND_I32
-    KIND_I64
-    KIND_DOUBLE
-    KIND_BINARY
-    KIND_LIST
-    KIND_SET
-    KIND_MAP
-    KIND_STRUCT
-
 # Field types. In the bytes, a boolean field has one of two types and no value. Here it is always
 # (TRUE, value).
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
@@ -39,16 +25,6 @@ TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range
 Struct = dict
 Types = dict
 Kept = dict
-
-cdef enum:
-    MAX_DEPTH = 32
-    LONG_LIST = 15
-    MAX_FIELD_ID = 0x7FFF
-
-
-cdef struct Cursor:
-    const unsigned char *at
-    const unsigned char *end
 
 
 def parse(data, dict types=None, dict kept=None):
@@ -66,6 +42,7 @@ def parse(data, dict types=None, dict kept=None):
     try:
         cursor.at = <const unsigned char *>view.buf
         cursor.end = cursor.at + view.len
+        cursor.fault = 0
         fields = read_struct(&cursor, 0, types, kept, True)
         return fields, cursor.at - <const unsigned char *>view.buf
     finally:
@@ -99,42 +76,43 @@ cdef object check_type(int kind, wanted):
     return inside
 
 
+cdef int check(const Cursor *source) except -1:
+    """Raise if something was wrong."""
+    if source.fault == FAULT_END:
+        raise IndexError("the data ends within a structure")
+    if source.fault == FAULT_NUMBER:
+        raise FormatError("a number of the file is too long")
+    if source.fault == FAULT_ORDER:
+        raise FormatError("a structure of the file has a field twice, or out of order")
+    if source.fault == FAULT_KIND:
+        raise FormatError("a structure of the file has a type that Parquet does not use")
+    if source.fault == FAULT_DEPTH:
+        raise FormatError("a structure of the file is nested too deeply")
+    return 0
+
+
 cdef dict read_struct(Cursor *source, int depth, dict types, dict kept, bint is_kept):
     cdef dict found = {} if is_kept else None
-    cdef set other_ids = None
-    cdef uint64_t small_ids = 0
     cdef int64_t field_id = 0
-    cdef int kind, header = read_byte(source)
-    cdef bint is_twice
-    check_depth(depth)
-    while header:
-        field_id = field_id + (header >> 4) if header >> 4 else read_integer(source)
-        if not -MAX_FIELD_ID <= field_id <= MAX_FIELD_ID:
-            raise FormatError("a structure of the file has a field that Thrift does not have")
+    cdef int kind
+    check_depth(source, depth)
+    while True:
+        kind = next_field(source, &field_id)
+        if not kind:
+            check(source)
+            return found
         key = field_id
-        if 0 <= field_id < 64:
-            is_twice = small_ids >> field_id & 1
-            small_ids |= <uint64_t>1 << field_id
-        else:
-            other_ids = other_ids or set()
-            is_twice = key in other_ids
-            other_ids.add(key)
-        if is_twice:
-            raise FormatError("a structure of the file has a field twice")
-        kind = header & 0x0F
+        content = kind == KIND_TRUE
         if kind == KIND_FALSE:
             kind = KIND_TRUE
         inside = None if types is None else check_type(kind, types.get(key))
         if is_kept and (kept is None or key in kept):
-            within = None if kept is None else kept[key]
-            if kind == KIND_TRUE:
-                found[key] = TRUE, header & 0x0F == KIND_TRUE
-            else:
-                found[key] = kind, read_value(source, kind, depth, inside, within, True)
+            if kind != KIND_TRUE:
+                within = None if kept is None else kept[key]
+                content = read_value(source, kind, depth, inside, within, True)
+            found[key] = kind, content
         elif kind != KIND_TRUE:
             read_value(source, kind, depth, inside, None, False)
-        header = read_byte(source)
-    return found
 
 
 cdef object read_value(
@@ -142,19 +120,16 @@ cdef object read_value(
 ):
     """Return a value; None if it is not kept."""
     cdef uint64_t count
-    cdef int64_t number, limit
-    cdef int header, inner
+    cdef int inner
     cdef list items
-    if kind == KIND_I64:
-        number = read_integer(source)
-        return number if is_kept else None
-    if kind == KIND_I32 or kind == KIND_I16:
-        number, limit = read_integer(source), <int64_t>1 << (31 if kind == KIND_I32 else 15)
-        if not -limit <= number < limit:
-            raise FormatError("a number of the file is too long")
-        return number if is_kept else None
+    if not is_kept and types is None:
+        skip_value(source, kind, depth)
+        check(source)
+        return None
+    if kind == KIND_I64 or kind == KIND_I32 or kind == KIND_I16:
+        return read_integer(source) if kind == KIND_I64 else read_short_integer(source, kind)
     if kind == KIND_BINARY:
-        return read_bytes(source, read_varint(source), is_kept)
+        return read_bytes(source, read_varint(source))
     if kind == KIND_STRUCT:
         return read_struct(source, depth + 1, types, kept, is_kept)
     if kind == KIND_TRUE or kind == KIND_FALSE:  # booleans of a list have a byte each
@@ -162,60 +137,82 @@ cdef object read_value(
     if kind == KIND_BYTE:
         return read_byte(source)
     if kind == KIND_DOUBLE:
-        return read_bytes(source, 8, is_kept)
+        return read_bytes(source, 8)
     if kind == KIND_LIST or kind == KIND_SET:
-        check_depth(depth)
-        header = read_byte(source)
-        count = header >> 4 if header >> 4 != LONG_LIST else read_varint(source)
-        inner = header & 0x0F
+        check_depth(source, depth)
+        inner = read_list_header(source, &count)
         inside = check_type(inner, types) if count else None
         items = [] if is_kept else None
         while count:
             # Each value has at least one byte, so a false count cannot use up the memory.
             item = read_value(source, inner, depth + 1, inside, kept, is_kept)
+            check(source)
             if is_kept:
                 items.append(item)
             count -= 1
         return (inner, items) if is_kept else None
-    raise FormatError("a structure of the file has a type that Parquet does not use")
+    set_fault(source, FAULT_KIND)
+    return check(source)
 
 
-cdef int check_depth(int depth) except -1:
+cdef void skip_value(Cursor *source, int kind, int depth) noexcept nogil:
+    cdef uint64_t count
+    cdef int64_t field_id = 0
+    cdef int inner
     if depth > MAX_DEPTH:
-        raise FormatError("a structure of the file is nested too deeply")
-    return 0
+        set_fault(source, FAULT_DEPTH)
+    elif kind == KIND_I64:
+        read_integer(source)
+    elif kind == KIND_I32 or kind == KIND_I16:
+        read_short_integer(source, kind)
+    elif kind == KIND_BINARY:
+        skip_bytes(source, read_varint(source))
+    elif kind == KIND_STRUCT:
+        while True:
+            inner = next_field(source, &field_id)
+            if not inner:
+                break
+            if inner != KIND_TRUE and inner != KIND_FALSE:
+                skip_value(source, inner, depth + 1)
+    elif kind == KIND_TRUE or kind == KIND_FALSE or kind == KIND_BYTE:
+        read_byte(source)
+    elif kind == KIND_DOUBLE:
+        skip_bytes(source, 8)
+    elif kind == KIND_LIST or kind == KIND_SET:
+        inner = read_list_header(source, &count)
+        while count and not source.fault:
+            skip_value(source, inner, depth + 1)
+            count -= 1
+    else:
+        set_fault(source, FAULT_KIND)
 
 
-cdef int read_byte(Cursor *source) except -1:
-    if source.at == source.end:
-        raise IndexError("the data ends within a structure")
-    source.at += 1
-    return (source.at - 1)[0]
+cdef int read_list_header(Cursor *source, uint64_t *count) noexcept nogil:
+    """Return the type of a list's elements."""
+    cdef int header = read_byte(source)
+    count[0] = header >> 4 if header >> 4 != LONG_LIST else read_varint(source)
+    return header & 0x0F
 
 
-cdef bytes read_bytes(Cursor *source, uint64_t size, bint is_kept):
+cdef int check_depth(Cursor *source, int depth) except -1:
+    if depth > MAX_DEPTH:
+        set_fault(source, FAULT_DEPTH)
+    return check(source)
+
+
+cdef const unsigned char *skip_bytes(Cursor *source, uint64_t size) noexcept nogil:
+    """Return where the bytes begin."""
     if size > <uint64_t>(source.end - source.at):
-        raise IndexError("the data ends within a structure")
+        set_fault(source, FAULT_END)
+        return source.at
     source.at += size
-    return None if not is_kept else PyBytes_FromStringAndSize(<const char *>source.at - size, size)
+    return source.at - size
 
 
-cdef uint64_t read_varint(Cursor *source) except? 0:
-    cdef uint64_t number = 0, byte
-    cdef int shift = 0
-    while True:
-        byte = read_byte(source)
-        if shift == 63 and byte > 1:
-            raise FormatError("a number of the file is too long")
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number
-        shift += 7
-
-
-cdef int64_t read_integer(Cursor *source) except? 0:
-    cdef uint64_t number = read_varint(source)
-    return <int64_t>(number >> 1) ^ -<int64_t>(number & 1)
+cdef bytes read_bytes(Cursor *source, uint64_t size):
+    cdef const unsigned char *begin = skip_bytes(source, size)
+    check(source)
+    return PyBytes_FromStringAndSize(<const char *>begin, size)
 
 
 # -- printing
