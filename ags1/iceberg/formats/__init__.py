@@ -5,7 +5,6 @@ tables, or of the keys of a table. ``ags1.columns.avro`` has Avro.
     parquet_writer           writes rows
     parquet_transcription    encrypts a file under another key
     parquet_encryption       for both: encrypts row groups, and writes the footer of the whole file
-    _sealing                 AES-GCM for many modules in one call
     parquet_fields, thrift   the structures in a file
     variants                 puts the parts of shredded variants together
 """

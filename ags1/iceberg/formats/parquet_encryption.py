@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from ...engine.geometry import claim_key
 from ...engine.key_metadata import KeyMetadata
 from ...errors import AuthenticationError, FormatError
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC
-from ._sealing import MODULE_OVERHEAD, ModuleSealer
+from ._modules import ModuleCipher
 from .parquet_fields import (
     ColumnChunk,
     ColumnCryptoMetaData,
@@ -55,6 +56,8 @@ from .thrift import I16, I32, I64, LIST, STRUCT, Struct, parse, print_struct, va
 
 Write: TypeAlias = "Callable[[bytes], Any]"
 
+_OVERHEAD = 4 + 12 + 16  # of a module: its length, nonce and tag
+_BATCH_SIZE = 1 << 20
 _MAX_DEPTH = 100
 _RLE = 3  # the encoding of levels
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
@@ -67,27 +70,56 @@ class Tally(Protocol):
     def end_chunk(self, chunk: Chunk, size: int) -> None: ...
 
 
+@dataclass(slots=True)
+class _Written:
+    """The pages of a column chunk: their offsets and sizes. ``plain_size`` is that of the chunk
+    without compression."""
+
+    start: int
+    plain_size: int = 0
+    dictionary: int | None = None
+    pages: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, offset: int, size: int, *, is_dictionary: bool) -> None:
+        if is_dictionary:
+            self.dictionary = offset
+        else:
+            self.pages.append((offset, size))
+
+    def describe(self, chunk: Chunk, end: int) -> None:
+        """Correct what the footer says of the chunk."""
+        meta = chunk.meta
+        # A column of a row group without rows has no pages, but still has an offset.
+        meta[ColumnMetaData.DATA_PAGE_OFFSET] = I64, self.pages[0][0] if self.pages else end
+        meta.pop(ColumnMetaData.DICTIONARY_PAGE_OFFSET, None)
+        if self.dictionary is not None:
+            meta[ColumnMetaData.DICTIONARY_PAGE_OFFSET] = I64, self.dictionary
+        meta.pop(ColumnMetaData.INDEX_PAGE_OFFSET, None)
+        meta[ColumnMetaData.TOTAL_UNCOMPRESSED_SIZE] = I64, self.plain_size
+        meta[ColumnMetaData.TOTAL_COMPRESSED_SIZE] = I64, end - self.start
+        crypto: Struct = {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
+        chunk.fields[ColumnChunk.FILE_OFFSET] = I64, self.start
+        chunk.fields[ColumnChunk.CRYPTO_METADATA] = STRUCT, crypto
+        chunk.fields.pop(ColumnChunk.ENCRYPTED_COLUMN_METADATA, None)
+
+
 class ParquetEncryptor:
     """A file under ``key_metadata``, a fresh key. ``write`` takes its bytes in their order.
     ``size`` (bytes) is that of all that was added. ``footer`` is that of the first source.
-
-    Modules are sealed together until they have ``batch_size`` bytes. With 0, each is sealed alone,
-    because a source may use the memory of a page again for the next one. Use it only inside
-    ``parsing``. Raises KeyReuseError, FormatError, and NotImplementedError for pages of version 2
-    in an unknown codec. After an exception, the file is of no use.
+    Use it only inside ``parsing``. Raises KeyReuseError, FormatError, and NotImplementedError for
+    pages of version 2 in an unknown codec. After an exception, the file is of no use.
     """
 
-    def __init__(self, write: Write, key_metadata: KeyMetadata, *, batch_size: int = 0) -> None:
+    def __init__(self, write: Write, key_metadata: KeyMetadata) -> None:
         claim_key(key_metadata, reuse_key=False)
         self.size = 0
         self.footer: Struct = {}
         self._write = write
-        self._batch_size = batch_size
         self._file_id = random_bytes(FILE_ID_SIZE)
         self._has_prefix = bool(key_metadata.aad_prefix)
         file_aad = (key_metadata.aad_prefix or b"") + self._file_id
-        self._sealer = ModuleSealer(key_metadata.encryption_key, file_aad)
-        self._batch: list[tuple[bytes, bytes | memoryview]] = []
+        self._cipher = ModuleCipher(key_metadata.encryption_key, file_aad)
+        self._batch: list[tuple[ModuleType, bytes, bytes | memoryview]] = []
         self._batched_size = 0
         self._groups: list[Struct] = []
         self._rows = 0
@@ -97,13 +129,30 @@ class ParquetEncryptor:
         }
         self._put(ENCRYPTED_PARQUET_MAGIC)
 
-    def add(self, source: ParquetSource, footer: Struct, tally: Tally | None = None) -> None:
+    def add(
+        self,
+        source: ParquetSource,
+        footer: Struct,
+        *,
+        memory: memoryview | None = None,
+        tally: Tally | None = None,
+    ) -> None:
         """Write the row groups of a source, and change its ``footer``. All sources have the same
-        schema. The key-value metadata are those of the first."""
+        schema. The key-value metadata are those of the first. ``memory`` is all of a source that is
+        unencrypted and has no pages of version 2; then nothing is tallied."""
         first, groups = len(self._groups), value(footer, FileMetaData.ROW_GROUPS, (STRUCT, []))[1]
         added = [(c, chunk_ordinals(first + c.group, c.column)) for c in chunks(footer)]
         levels = [(repeated, optional) for _, repeated, optional in leaves(footer)]
-        locations = [self._add_chunk(source, c, at, levels[c.column], tally) for c, at in added]
+        locations = []
+        for chunk, ordinals in added:
+            if memory is not None:
+                written = self._add_plain_chunk(memory, chunk, ordinals)
+            else:
+                written = self._add_chunk(source, chunk, ordinals, levels[chunk.column], tally)
+            locations.append(written.pages)
+            written.describe(chunk, self.size)
+            if tally is not None:
+                tally.end_chunk(chunk, self.size - written.start)
         for chunk, ordinals in added:
             if ColumnMetaData.BLOOM_FILTER_OFFSET in chunk.meta:
                 header, bits = source.bloom_filter(chunk)
@@ -133,7 +182,7 @@ class ParquetEncryptor:
         footer = print_struct(self.footer)
         # Without a prefix, no field says so. The key metadata has it.
         end = print_crypto_metadata(self._file_id, self._has_prefix or None)
-        end += self._sealer.seal([(bytes([ModuleType.FOOTER]), footer)])
+        end += self._cipher.seal([(ModuleType.FOOTER, b"", footer)])
         self._put(end + struct.pack("<I", len(end)) + ENCRYPTED_PARQUET_MAGIC)
         return footer
 
@@ -144,13 +193,9 @@ class ParquetEncryptor:
         ordinals: bytes,
         levels: tuple[bool, bool],
         tally: Tally | None,
-    ) -> list[tuple[int, int]]:
-        """Write a column chunk and correct the footer; return its data pages' offsets and sizes."""
-        meta = chunk.meta
-        codec = value(meta, ColumnMetaData.CODEC)
-        start, plain_size, had_v2 = self.size, 0, False
-        dictionary_offset: int | None = None
-        locations: list[tuple[int, int]] = []
+    ) -> _Written:
+        """Write the pages of a column chunk, one after the other."""
+        written, had_v2 = _Written(self.size), False
         for page in source.pages(chunk):
             if source.plain_levels_size:
                 raise AuthenticationError(
@@ -161,45 +206,50 @@ class ParquetEncryptor:
                 )
             if value(page.header, PageHeader.TYPE) == PageType.DATA_PAGE_V2:
                 had_v2 = True
-                page = _as_version_1(page, codec, levels)
+                page = _as_version_1(page, value(chunk.meta, ColumnMetaData.CODEC), levels)
             offset = self.size
-            number = None if page.is_dictionary else len(locations)
+            number = None if page.is_dictionary else len(written.pages)
             header = self._page(page, *page_modules(ordinals, number))
             if tally is not None:
                 tally.add(header, page.body)
-            plain_size += self.size - offset - value(page.header, PageHeader.COMPRESSED_PAGE_SIZE)
-            plain_size += value(page.header, PageHeader.UNCOMPRESSED_PAGE_SIZE)
-            if page.is_dictionary:
-                dictionary_offset = offset
-            else:
-                locations.append((offset, self.size - offset))
+            written.plain_size += len(header) + _OVERHEAD
+            written.plain_size += value(page.header, PageHeader.UNCOMPRESSED_PAGE_SIZE)
+            written.add(offset, self.size - offset, is_dictionary=page.is_dictionary)
         if had_v2:
-            _forget_version_2(meta)
-        size = self.size - start
-        # A column of a row group without rows has no pages, but still has an offset.
-        meta[ColumnMetaData.DATA_PAGE_OFFSET] = I64, locations[0][0] if locations else self.size
-        meta.pop(ColumnMetaData.DICTIONARY_PAGE_OFFSET, None)
-        if dictionary_offset is not None:
-            meta[ColumnMetaData.DICTIONARY_PAGE_OFFSET] = I64, dictionary_offset
-        meta.pop(ColumnMetaData.INDEX_PAGE_OFFSET, None)
-        meta[ColumnMetaData.TOTAL_UNCOMPRESSED_SIZE] = I64, plain_size
-        meta[ColumnMetaData.TOTAL_COMPRESSED_SIZE] = I64, size
-        crypto: Struct = {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
-        chunk.fields[ColumnChunk.FILE_OFFSET] = I64, start
-        chunk.fields[ColumnChunk.CRYPTO_METADATA] = STRUCT, crypto
-        chunk.fields.pop(ColumnChunk.ENCRYPTED_COLUMN_METADATA, None)
-        if tally is not None:
-            tally.end_chunk(chunk, size)
-        return locations
+            _forget_version_2(chunk.meta)
+        return written
+
+    def _add_plain_chunk(self, plain: memoryview, chunk: Chunk, ordinals: bytes) -> _Written:
+        """Write the pages of a column chunk in memory, many at a time."""
+        written, values = _Written(self.size), 0
+        start = first_offset([chunk.meta]) or 0
+        end = start + value(chunk.meta, ColumnMetaData.TOTAL_COMPRESSED_SIZE)
+        while start < end:
+            size, sealed, sizes, has_dictionary, count, plain_size = self._cipher.seal_pages(
+                plain[start:end], ordinals, len(written.pages), self.size == written.start
+            )
+            for page_size in sizes:
+                written.add(self.size, page_size, is_dictionary=has_dictionary)
+                self.size += page_size
+                has_dictionary = False
+            self._write(sealed)
+            written.plain_size += plain_size
+            values += count
+            start += size
+        if values != value(chunk.meta, ColumnMetaData.NUM_VALUES):
+            raise FormatError(f"the pages of column {chunk.column} have {values} values")
+        return written
 
     def _page(self, page: Page, kinds: tuple[ModuleType, ModuleType], ordinals: bytes) -> bytes:
         """Write a page; return its new header."""
-        stored_size = len(page.body) + MODULE_OVERHEAD
+        stored_size = len(page.body) + _OVERHEAD
         page.header[PageHeader.COMPRESSED_PAGE_SIZE] = I32, stored_size
         page.header.pop(PageHeader.CRC, None)  # the tag replaces it
         header = print_struct(page.header)
         self._module(kinds[0], ordinals, header)
         self._module(kinds[1], ordinals, page.body)
+        # The source may use the memory of the page again for the next one.
+        self._seal()
         return header
 
     def _keep_indexes(
@@ -225,11 +275,11 @@ class ParquetEncryptor:
 
     def _module(self, kind: ModuleType, ordinals: bytes, text: bytes | memoryview) -> int:
         """Add a module to the batch; return its size in the file."""
-        size = len(text) + MODULE_OVERHEAD
-        self._batch.append((bytes([kind]) + ordinals, text))
+        size = len(text) + _OVERHEAD
+        self._batch.append((kind, ordinals, text))
         self._batched_size += len(text)
         self.size += size
-        if self._batched_size >= self._batch_size:
+        if self._batched_size >= _BATCH_SIZE:
             self._seal()
         return size
 
@@ -237,7 +287,7 @@ class ParquetEncryptor:
         """Seal the modules of the batch, and write them."""
         batch, self._batch, self._batched_size = self._batch, [], 0
         if batch:
-            self._write(self._sealer.seal(batch))
+            self._write(self._cipher.seal(batch))
 
     def _put(self, data: bytes) -> None:
         """Write what is no module."""

@@ -52,7 +52,7 @@ def transcribe_parquet(
         footer = source.footer()
         tally = _Tally(footer, checksum)
         encryptor = ParquetEncryptor(write, key_metadata)
-        encryptor.add(source, footer, tally)
+        encryptor.add(source, footer, tally=tally)
         encryptor.close()
         return tally.contents(encryptor.size)
 

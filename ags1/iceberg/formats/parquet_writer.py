@@ -22,8 +22,6 @@ from .parquet_fields import FileMetaData, LogicalType, SchemaElement, VariantTyp
 from .parquet_modules import ParquetSource, parsing
 from .thrift import BYTE, STRUCT, Struct, value
 
-# Modules are sealed while they are in the CPU's cache.
-_BATCH_SIZE = 1 << 20
 _MAX_GROUP_ROWS = 1 << 20
 _VARIANT_VERSION = 1
 
@@ -48,10 +46,11 @@ class EncryptedParquetWriter:
         variants: AbstractSet[int] = frozenset(),
         **options: Any,
     ) -> None:
-        self._encryptor = ParquetEncryptor(write, key_metadata, batch_size=_BATCH_SIZE)
+        self._encryptor = ParquetEncryptor(write, key_metadata)
         self._schema = schema
         self._variants = variants
-        self._options = options
+        # Pages of version 2 would become pages of version 1.
+        self._options = options | {"data_page_version": "1.0"}
 
     @property
     def size(self) -> int:
@@ -66,7 +65,7 @@ class EncryptedParquetWriter:
             self._write_group(rows.slice(start, size))
 
     def _write_group(self, rows: pa.Table) -> None:
-        memory = pa.BufferOutputStream()
+        memory = _Memory()
         writer = pq.ParquetWriter(memory, self._schema, **self._options)
         try:
             writer.write_table(rows, row_group_size=_MAX_GROUP_ROWS)
@@ -75,10 +74,10 @@ class EncryptedParquetWriter:
             with suppress(Exception):
                 writer.close()
             raise
-        plain = memoryview(memory.getvalue())
+        plain = memoryview(memory.data)
         source = ParquetSource(lambda offset, size: plain[offset : offset + size], len(plain), None)
         with parsing():
-            self._encryptor.add(source, source.footer())
+            self._encryptor.add(source, source.footer(), memory=plain)
 
     def close(self) -> pq.FileMetaData:
         """Complete the file and return its footer."""
@@ -89,6 +88,24 @@ class EncryptedParquetWriter:
             footer = self._encryptor.close()
         end = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
         return pq.read_metadata(pa.BufferReader(end))
+
+
+class _Memory:
+    """What Arrow writes. Arrow's own buffer would take up to twice its size while it grows."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def tell(self) -> int:
+        return len(self.data)
+
+    def flush(self) -> None:
+        pass
 
 
 def _annotate(footer: Struct, variants: AbstractSet[int]) -> None:

@@ -42,7 +42,7 @@ from ags1.errors import (
     TruncatedError,
 )
 from ags1.iceberg.formats import parquet_encryption, parquet_modules
-from ags1.iceberg.formats._sealing import ModuleSealer
+from ags1.iceberg.formats._modules import ModuleCipher
 from ags1.iceberg.formats.parquet_modules import (
     ModuleType,
     ParquetSource,
@@ -455,17 +455,17 @@ def test_what_a_faulty_machine_encrypted_is_noticed(
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(size).replace(b"text", b"texT")
 
-    class WrongSealer(ModuleSealer):
-        def seal(self, modules: Iterable[tuple[bytes, Any]]) -> bytes:
+    class WrongCipher(ModuleCipher):
+        def seal(self, modules: Iterable[tuple[int, bytes, Any]]) -> bytes:
             return super().seal(
-                (place, bytes(text).replace(b"text", b"texT") if place[:1] == b"\x02" else text)
-                for place, text in modules
+                (kind, at, bytes(text).replace(b"text", b"texT") if kind == 2 else text)
+                for kind, at, text in modules
             )
 
     pq.write_table(table(10), tmp_path / "plain.parquet", compression="none", use_dictionary=False)
     avro(tmp_path / "plain.avro", 10, "text")
     before = sorted(os.listdir(tmp_path))
-    monkeypatch.setattr(parquet_encryption, "ModuleSealer", WrongSealer)
+    monkeypatch.setattr(parquet_encryption, "ModuleCipher", WrongCipher)
     monkeypatch.setattr(reencryption, "Reader", Wrong)
     for kind in ("parquet", "avro"):
         old = record(tmp_path / f"plain.{kind}", 10)
