@@ -43,7 +43,7 @@ EXIT_STATUS = """\
 Exit status:
   0    success
   1    a question was answered with no: nothing was changed
-  2    wrong usage: of options, names or columns; rows that do not fit the table
+  2    wrong usage: of options, names or columns
   3    truncated: the file is shorter than its keys say
   4    not an AGS1 file, malformed, or longer than its keys say
   5    keys: no keyring, master key or sidecar, or one that does not fit;

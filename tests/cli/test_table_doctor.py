@@ -21,9 +21,9 @@ from ags1.iceberg import EncryptedTable, verify_table
 from ags1.kms import create_key
 
 from .test_files import home, run
-from .test_table_write import ROWS, catalog, create, ids, load, parquet, succeed, table
+from .test_table_changes import ROWS, catalog, filled, ids, load, table
 
-__all__ = ["catalog", "home"]
+__all__ = ["catalog", "filled", "home"]
 
 DAY = 24 * 60 * 60
 
@@ -47,15 +47,6 @@ def execute(command: str, status: int = 0) -> None:
     asks = arguments[1] in ("expire", "erase", "prune-keys", "remove-orphans")
     result = run(*arguments, *(["--yes"] if asks else []))
     assert (result.exit_code, result.stderr) == (status, ""), (result.stdout, result.stderr)
-
-
-@pytest.fixture
-def filled() -> EncryptedTable:
-    """The table db.t with ROWS in two files."""
-    create()
-    succeed("append", "db.t", parquet("a.parquet", *ROWS[:3]))
-    succeed("append", "db.t", parquet("b.parquet", *ROWS[3:]))
-    return load()
 
 
 def folder(of: EncryptedTable) -> Path:

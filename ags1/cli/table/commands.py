@@ -1,5 +1,5 @@
 """The commands ``ags1 table …`` that describe, read, list and verify encrypted Iceberg tables.
-Those that change a table are in ``creating``, ``writing``, ``maintenance`` and ``erasing``."""
+Those that change a table are in ``deleting``, ``maintenance`` and ``erasing``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ...host.descriptors import is_stream
 from ..console import STREAM, BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
 from ..options import force, grouped, json_output, output, output_path, quiet
-from . import erasing, maintenance, options, verifying, writing
-from .creating import create
+from . import deleting, erasing, maintenance, options, verifying
 from .description import describe_table, file_line, files_of_snapshot, table_lines
 from .doctoring import doctor
 from .filters import parsed_filter
@@ -104,14 +103,13 @@ _written = grouped(
 
 @click.group("table", cls=Group)
 def table() -> None:
-    """Read, verify, write and maintain encrypted Iceberg tables.
+    """Read, verify and maintain encrypted Iceberg tables.
 
     Examples:
       ags1 table info warehouse/db/flights
       ags1 table verify s3://lake/db/flights --kms aws --key $KEY
       ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
-      ags1 table create db.flights --catalog prod --schema-file flights.parquet
-      ags1 table append db.flights --catalog prod flights.parquet
+      ags1 table compact db.flights --catalog prod
     """
 
 
@@ -276,10 +274,9 @@ def _format_of(output: str) -> str:
 
 
 for _command in (
-    create,
     doctor,
     list_,
-    *writing.COMMANDS,
+    *deleting.COMMANDS,
     *maintenance.COMMANDS,
     *erasing.COMMANDS,
 ):

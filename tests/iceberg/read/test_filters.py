@@ -449,6 +449,7 @@ def test_structs_lists_and_maps_are_null_or_not(tmp_path: Path, kind: str) -> No
         assert ids(table, f"{name} is not null and id != 2") == [3]
 
 
+@pytest.mark.slow_variants("9")
 @pytest.mark.parametrize("precision", [9, 38])
 def test_numbers_of_more_digits_than_a_decimal_column(catalog: Any, precision: int) -> None:
     places = precision - 2

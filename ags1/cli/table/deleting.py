@@ -1,4 +1,4 @@
-"""The commands ``ags1 table append|overwrite|delete|drop``: change a table's rows, or drop it."""
+"""The commands ``ags1 table delete|drop``: delete rows of a table, or drop it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import click
 from ...errors import Ags1Error
 from ..console import Output, counted
 from ..exits import Command
-from ..options import PATH, confirm, flag, grouped, output, yes
-from ..report import Report
+from ..options import confirm, flag, output, yes
 from ..results import BranchResult, TableResult
 from . import options
 from .catalogs import ChangedCatalog
@@ -28,35 +27,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Changed(BranchResult):
-    """What became of a branch's rows and of the files that had rows which are deleted."""
+class _Deleted(BranchResult):
+    """What became of the files that had rows which are deleted."""
 
     snapshot_ids: Sequence[int] = ()
     deleted_rows: int = 0
     dropped_files: int = 0
     marked_files: int = 0
     rewritten_files: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Deleted(_Changed):
     PARTS: ClassVar = (
         "{deleted_rows:row} deleted",
         "{dropped_files:file} dropped",
         "rows of {marked_files:file} marked",
         "{rewritten_files:file} written with the rows that stay",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written(_Changed):
-    rows: int
-    files: int = 0
-    size: int = 0
-    PARTS: ClassVar = (
-        "{rows:row} appended",
-        "{files:file} written",
-        "{deleted_rows:row} deleted",
     )
 
 
@@ -72,85 +55,6 @@ class _Dropped(TableResult):
         "{files:file} deleted",
         "{left_behind:file} left behind (--json lists them)",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The files whose rows are written, and their format where their names do not tell it."""
-
-    files: tuple[str, ...]
-    input_format: str | None
-
-
-_rows = grouped(
-    "rows",
-    Rows,
-    click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE..."),
-    options.input_format,
-)
-
-
-@click.command(cls=Command)
-@options.changing()
-@_rows
-@options.branch
-@options.dry_run("Read all rows and check that they fit the table, but write nothing.")
-@output
-def append(
-    table_options: TableOptions, rows: Rows, branch: str, dry_run: bool, out: Output
-) -> None:
-    """Append the rows of files, all in one commit.
-
-    Files are Parquet, Arrow (IPC files and streams; Feather) or CSV with a header. '-' is an Arrow
-    stream on standard input. A column is found by its name, and its values are never cut or made
-    up: text is no number, and 1.5 is no integer. An empty cell of CSV is null. CSV has no form for
-    binary, UUIDs, lists, maps and structs. DuckDB makes Parquet of JSON lines and other files.
-
-    Examples:
-      ags1 table append db.flights --catalog prod january.parquet february.parquet
-      ags1 table append db.flights --catalog prod flights.csv --branch audit
-      ags1 table append db.flights --catalog prod - < flights.arrows
-      duckdb -c "copy 'flights.jsonl' to 'flights.parquet'"
-    """
-    _write(table_options, rows, None, branch, out, dry_run=dry_run, yes=True)
-
-
-@click.command(cls=Command)
-@options.changing()
-@click.option(
-    "--filter",
-    "row_filter",
-    metavar="EXPR",
-    help="The rows to replace, in PyIceberg's syntax.  [default: all]",
-)
-@_rows
-@options.branch
-@options.dry_run("Read all rows and print what would change, but write nothing.")
-@yes
-@output
-def overwrite(
-    table_options: TableOptions,
-    rows: Rows,
-    row_filter: str | None,
-    branch: str,
-    dry_run: bool,
-    yes: bool,
-    out: Output,
-) -> None:
-    """Replace rows with the rows of files, in one commit.
-
-    The rows for which --filter is true are replaced. Without --filter, all rows are replaced, and
-    the command asks first. The files are as for 'ags1 table append'. Earlier snapshots still have
-    the replaced rows until 'ags1 table expire' removes those snapshots.
-
-    Examples:
-      ags1 table overwrite db.flights --catalog prod all.parquet
-      ags1 table overwrite db.flights --catalog prod january.csv --filter "month = '2026-01'"
-      ags1 table overwrite db.flights --catalog prod january.csv --filter "month = 1" --dry-run
-    """
-    # An empty filter is a shell's variable that is not set, and does not mean all rows.
-    replaced = "true" if row_filter is None else row_filter
-    _write(table_options, rows, replaced, branch, out, dry_run=dry_run, yes=yes)
 
 
 @click.command(cls=Command, short_help="Delete the rows for which a filter is true.")
@@ -188,9 +92,9 @@ def delete(
     expression = parsed_filter(table.schema(), text, "FILTER" if row_filter is None else "--filter")
     done = functools.partial(_Deleted, table=".".join(table.name()), branch=branch, dry_run=dry_run)
     if dry_run:
-        done(**_would_delete(table, branch, expression, "delete")).show(out)
+        done(**_would_delete(table, branch, expression)).show(out)
         return
-    _confirm_if_all(table, branch, expression, "Delete", yes=yes)
+    _confirm_if_all(table, branch, expression, yes=yes)
     transaction = table.transaction()
     with transaction, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the result says that nothing matched
@@ -198,7 +102,7 @@ def delete(
         made = _staged_ids(table, transaction)
     summaries = _summaries(table, made)
     rewritten = _sum(summaries, "added-data-files")
-    done(snapshot_ids=sorted(made), rewritten_files=rewritten, **_deleted(summaries, 0)).show(out)
+    done(snapshot_ids=sorted(made), rewritten_files=rewritten, **_deleted(summaries)).show(out)
 
 
 @click.command(cls=Command)
@@ -248,55 +152,8 @@ def drop(table_options: TableOptions, purge: bool, dry_run: bool, yes: bool, out
     ).show(out)
 
 
-def _write(
-    table_options: TableOptions,
-    rows: Rows,
-    replaced: str | None,
-    branch: str,
-    out: Output,
-    *,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Append rows; replace those for which the filter ``replaced`` is true, None for none."""
-    from .inputs import TableRows
-
-    table = ChangedCatalog(table_options).load()
-    name = ".".join(table.name())
-    expression = None if replaced is None else parsed_filter(table.schema(), replaced, "--filter")
-    facts: dict[str, Any] = {}
-    source = TableRows(rows.files, rows.input_format, table.view().metadata)
-    source.check()
-    if expression is not None and not dry_run:
-        _confirm_if_all(table, branch, expression, "Replace", yes=yes)
-    with Report(out, source.size) as report:
-        reader = source.reader(report)
-        if dry_run:
-            for _ in reader:
-                pass
-            if expression is not None:
-                facts |= _would_delete(table, branch, expression, "update")
-        else:
-            transaction = table.transaction()
-            with transaction, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                if expression is None:
-                    transaction.append(reader, branch=branch)
-                else:
-                    transaction.overwrite(reader, expression, branch=branch)
-                ids = _staged_ids(table, transaction)
-            made = _summaries(table, ids)
-            facts = {"files": _sum(made, "added-data-files"), "snapshot_ids": sorted(ids)}
-            facts["size"] = _sum(made, "added-files-size")
-            if expression is not None:
-                facts |= _deleted(made, source.rows)
-    _Written(table=name, branch=branch, dry_run=dry_run, rows=source.rows, **facts).show(out)
-
-
-def _confirm_if_all(
-    table: EncryptedTable, branch: str, expression: Any, verb: str, *, yes: bool
-) -> None:
-    """Ask before a change of every row of a branch."""
+def _confirm_if_all(table: EncryptedTable, branch: str, expression: Any, *, yes: bool) -> None:
+    """Ask before all rows of a branch are deleted."""
     from pyiceberg.expressions import AlwaysTrue
 
     from ...iceberg.read.binding import bind_filter
@@ -306,16 +163,14 @@ def _confirm_if_all(
     if isinstance(bind_filter(expression, table.schema()).expression, AlwaysTrue):
         name = ".".join(table.name())
         rows_of = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
-        confirm(f"{verb} all rows of {rows_of}?", yes=yes)
+        confirm(f"Delete all rows of {rows_of}?", yes=yes)
 
 
-def _would_delete(
-    table: EncryptedTable, branch: str, expression: Any, command: str
-) -> dict[str, Any]:
+def _would_delete(table: EncryptedTable, branch: str, expression: Any) -> dict[str, Any]:
     from ...iceberg.write.copy_on_write import is_copy_on_write
     from ...iceberg.write.deletes import find_deletes
 
-    rewrites = is_copy_on_write(table.properties, command)
+    rewrites = is_copy_on_write(table.properties, "delete")
     deletes = find_deletes(table.view().at(branch), expression)
     rewritten = len(deletes.vectors) if rewrites else 0
     return {
@@ -344,9 +199,9 @@ def _sum(summaries: list[dict[str, str]], name: str) -> int:
     return sum(int(summary.get(name, 0)) for summary in summaries)
 
 
-def _deleted(summaries: list[dict[str, str]], appended: int) -> dict[str, Any]:
+def _deleted(summaries: list[dict[str, str]]) -> dict[str, Any]:
     # Rows that stay of a file that was rewritten are added again.
-    rewritten = max(0, _sum(summaries, "added-records") - appended) if summaries else 0
+    rewritten = _sum(summaries, "added-records")
     # A deletion vector has the rows of the one before it, too.
     marked = _sum(summaries, "added-position-deletes")
     marked -= _sum(summaries, "removed-position-deletes")
@@ -357,4 +212,4 @@ def _deleted(summaries: list[dict[str, str]], appended: int) -> dict[str, Any]:
     }
 
 
-COMMANDS = (append, overwrite, delete, drop)
+COMMANDS = (delete, drop)
