@@ -114,10 +114,8 @@ def test_indexes_and_filters_are_those_of_arrow() -> None:
     plain = io.BytesIO()
     pq.write_table(rows, plain, row_group_size=300, **options)
     km = km.with_file_length(len(data))
-    ours, theirs = (
-        ParquetSource(lambda at, size, of=of: of[at : at + size], len(of), key)
-        for of, key in ((data, km), (plain.getvalue(), None))
-    )
+    ours = ParquetSource(lambda at, size: data[at : at + size], len(data), km)
+    theirs = ParquetSource(lambda at, size: plain.getvalue()[at : at + size], plain.tell(), None)
     filters = 0
     for chunk, other in zip(chunks(ours.footer()), chunks(theirs.footer()), strict=True):
         kind = ModuleType.COLUMN_INDEX
