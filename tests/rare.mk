@@ -40,10 +40,12 @@ histories: native jvm $(VENV)/.with-interop $(CLASSES)
 	AGS1_TEST_HISTORIES=$${AGS1_TEST_HISTORIES:-100} $(BIN)/python -m pytest -m interop \
 		tests/interop/test_plugin_histories.py
 
-# Files and their sidecars in 20,000 drawn orders of the requests of several processes.
+# Files and their sidecars in 20,000 drawn orders of the requests of several processes; jobs and their
+# ledger in 1,000.
 model: export AGS1_TEST_MODEL ?= 20000
 model: dev
 	$(BIN)/python -m pytest tests/files/fsspec/test_model.py
+	AGS1_TEST_MODEL=$$((AGS1_TEST_MODEL / 20)) $(BIN)/python -m pytest tests/spark/test_model.py
 
 # 10,000 commits of eight threads in each of four catalogs, 100 in each test: what was acknowledged is
 # there. An hour.

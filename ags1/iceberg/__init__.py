@@ -18,6 +18,7 @@ from .operations.erase import Erasure
 from .operations.expire_snapshots import Expiry
 from .operations.orphans import OrphanFiles
 from .operations.rekey import Rekeyed
+from .operations.rotation import KeysChanged
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
 from .read.records import ContentFile
@@ -38,6 +39,7 @@ __all__ = [
     "EncryptedTransaction",
     "Erasure",
     "Expiry",
+    "KeysChanged",
     "MigrationResult",
     "OrphanFiles",
     "PlainTableWarning",

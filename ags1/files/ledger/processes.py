@@ -1,5 +1,5 @@
-"""Which process writes to a ledger. A job of this machine counts as dead at once when its process
-is gone. Knows nothing of where claims are stored."""
+"""Which process a job runs in. A job of this machine counts as dead at once when its process is
+gone."""
 
 from __future__ import annotations
 
