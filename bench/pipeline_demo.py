@@ -77,7 +77,7 @@ def main() -> None:
         to_a_table(spark, rows)
         break_it(spark)
         spark.stop()
-    console.print("\n[bold]That was it.[/] ags1/spark/README.md says the rest.")
+    console.print("\n[bold]That was it.[/] docs/spark.md says the rest.")
 
 
 def in_sql() -> Any:

@@ -23,6 +23,8 @@ INTRODUCTIONS = {
     "libraries": "One Parquet file in the page cache, read by libraries through our file systems.",
     "tables": "Whole tables, opened and read from the page cache; the twin's rows are the same.",
     "writes": "Tables in a SQLite catalog; eight processes where they contend.",
+    "objects": "Tables in an object store that answers each request after 30 ms.",
+    "growth": "CPU time of one call by the size of the table; a slope of 1 is twice for twice.",
     "bulk": "Whole files in the page cache; the disk is synced between runs.",
     "spark": "Jobs and data sources of warm sessions on this machine; no Spark is this process.",
     "queries": "An encrypted table, queried in one warm session of Spark on two cores.",
@@ -144,13 +146,14 @@ def speed(series: Series, seconds: float) -> str:
 
 def _rows(contest: Contest) -> Iterator[tuple[str, ...]]:
     for series in _measured(contest):
-        lead = _lead(contest, series.name)
+        lead, slope = _lead(contest, series.name), contest.slope(series.name)
         yield (
             contest.name,
-            series.name,
+            series.name + (f", {series.requests} requests" if series.requests else ""),
             speed(series, series.median),
             speed(series, series.best),
-            "" if lead is None else f"{lead:.2f}x",
+            ("" if lead is None else f"{lead:.2f}x")
+            + ("" if slope is None else f"; slope {slope:.2f}"),
         )
 
 

@@ -9,6 +9,7 @@ best runs are compared instead.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ class Series:
     size: int
     count: int
     seconds: list[float] = field(default_factory=list)
+    # To an object store, in one run.
+    requests: int = 0
 
     @property
     def best(self) -> float:
@@ -83,6 +86,15 @@ class Contest:
         return statistics.median(
             work * b / a for a, b in zip(ours.seconds, theirs.seconds, strict=False)
         )
+
+    def slope(self, name: str) -> float | None:
+        """How the time grows with the ``count``, from the first contestant to ``name``: the
+        exponent of a power, 1 for twice the time at twice the count. None if both have the same
+        count."""
+        first, other = next(iter(self.series.values())), self.series[name]
+        if first.count == other.count or not (first.seconds and other.seconds):
+            return None
+        return math.log(other.median / first.median) / math.log(other.count / first.count)
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:

@@ -26,6 +26,9 @@ class Settings:
     bucketed_rows: int = 1_000_000
     commits: int = 80
     writers: int = 8
+    objects: int = 40
+    grown_files: tuple[int, ...] = (1_000, 10_000, 100_000)
+    grown_snapshots: tuple[int, ...] = (10, 100, 600, 3_000)
     peers: tuple[str, ...] = ()
     folder: Path | None = None
 
@@ -46,6 +49,8 @@ QUICK = Settings(
     many=2000,
     table_size=256 * MIB,
     commits=40,
+    grown_files=(1_000, 10_000),
+    grown_snapshots=(10, 100, 600),
 )
 SMOKE = Settings(
     rounds=1,
@@ -62,6 +67,9 @@ SMOKE = Settings(
     bucketed_rows=10_000,
     commits=4,
     writers=2,
+    objects=6,
+    grown_files=(10, 200),
+    grown_snapshots=(2, 8),
 )
 
 

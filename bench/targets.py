@@ -23,6 +23,7 @@ from bench.subjects import (
     keys,
     libraries,
     messages,
+    objects,
     oneshot,
     queries,
     spark,
@@ -233,6 +234,23 @@ def _rows() -> list[Target]:
             as_time=True,
         )
     )
+    for contest, times in (
+        (objects.APPEND, 0.5),
+        (objects.SCAN, 0.8),
+        (objects.DELETE, 0.15),
+        (objects.COMPACTION, 0.4),
+    ):
+        rows.append(
+            Target(
+                f"object store: {contest}, time vs {objects.PYICEBERG}",
+                objects.SUBJECT,
+                contest,
+                objects.OURS,
+                objects.PYICEBERG,
+                1 / times,
+                as_time=True,
+            )
+        )
     label = f"{tables.VERIFICATION}, two threads, vs {tables.CAT}"
     rows.append(Target(label, tables.SUBJECT, tables.VERIFICATION, tables.VERIFY, tables.CAT, 0.8))
     for contest in (spark.ENCRYPT, spark.DECRYPT):

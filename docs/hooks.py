@@ -31,7 +31,6 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "conduct.md",
-    "ags1/spark/README.md": "spark.md",
     "bench/README.md": "benchmarks.md",
 }
 RESULTS = ("bench/results", "results")

@@ -40,10 +40,12 @@ histories: native jvm $(VENV)/.with-interop $(CLASSES)
 	AGS1_TEST_HISTORIES=$${AGS1_TEST_HISTORIES:-100} $(BIN)/python -m pytest -m interop \
 		tests/interop/test_plugin_histories.py
 
-# Files and their sidecars in 20,000 drawn orders of the requests of several processes.
+# Files and their sidecars in 20,000 drawn orders of the requests of several processes; jobs and their
+# ledger in 1,000.
 model: export AGS1_TEST_MODEL ?= 20000
 model: dev
 	$(BIN)/python -m pytest tests/files/fsspec/test_model.py
+	AGS1_TEST_MODEL=$$((AGS1_TEST_MODEL / 20)) $(BIN)/python -m pytest tests/spark/test_model.py
 
 # 10,000 commits of eight threads in each of four catalogs, 100 in each test: what was acknowledged is
 # there. An hour.
@@ -85,7 +87,8 @@ fips: dev
 	@prefix="$$($(BIN)/python tests/fips/build.py 2>build/$@/openssl.log)" \
 		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
 	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
-		$(PYTEST) $(TESTS) tests/engine tests/keys
+		$(PYTEST) $(TESTS) tests/engine tests/keys \
+		tests/iceberg/formats/test_parquet_writer.py
 
 # On CPython without the GIL, and on arm64 under qemu's user mode. Both need a Debian machine.
 freethreaded aarch64: native

@@ -39,7 +39,7 @@ DOCUMENTS = [
 LINKING = [
     *DOCUMENTS,
     *("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md"),
-    *("bench/README.md", "ags1/spark/README.md"),
+    "bench/README.md",
 ]
 
 # A story: (document, its sections) in the order in which a reader follows them.
@@ -80,7 +80,7 @@ TABLES: Story = [
 ]
 STORIES = [FIRST, SPARK, FIRST_KEYS, FIRST_TABLE, KEYRING, AWS, VAULT, MANAGER, TABLES]
 # ``spark/test_guide.py`` runs these.
-OF_SPARK_S_GUIDE = "docs/spark/"
+OF_SPARK_S_GUIDE = ("docs/spark/", "docs/spark.md")
 # Pages that run from the first block to the last.
 LOGGING = "docs/logging.md"
 FILES = "docs/files.md"

@@ -1,4 +1,4 @@
-"""How long a module may be, and the tests' folders, which are those of ``ags1``."""
+"""How long modules and functions may be, and the tests' folders, which are those of ``ags1``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,24 @@ from ags1.iceberg import distributed
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 LINES_OF_A_MODULE = 700
+LINES_OF_A_FUNCTION = 60
+PARAMETERS = 8
+# Their parameters are options of the user.
+WITH_MANY_OPTIONS = {
+    "cli/files/commands.py": {"encrypt"},
+    "cli/spark/commands.py": {"encrypt"},
+    "cli/table/commands.py": {"scan"},
+    "cli/table/erasing.py": {"erase"},
+    "cli/table/maintenance.py": {"expire"},
+    "engine/bulk.py": {"decrypt_file", "encrypt_file"},
+    "engine/stream.py": {"open"},
+    "iceberg/operations/catalog_jobs.py": {"migrate"},
+    "iceberg/operations/compact.py": {"rewrite_data_files"},
+    "iceberg/operations/rekey.py": {"rekey"},
+    "iceberg/read/scan.py": {"__init__"},
+    "spark/jobs/__init__.py": {"decrypt_files", "encrypt_files", "verify_files"},
+    "spark/tables/__init__.py": {"migrate_table", "rekey_table"},
+}
 NAMES_FOR_SPARK = 20
 # Tests of ags1 as a whole beside other implementations.
 OTHER_FOLDERS = {"interop", "peers"}
@@ -23,6 +41,23 @@ MODULES = sorted((ROOT / "ags1").rglob("*.py"))
 def test_no_module_is_too_long() -> None:
     for path in (*MODULES, *(ROOT / "ags1").rglob("*.pyx")):
         assert path.read_text().count("\n") <= LINES_OF_A_MODULE, path
+
+
+def test_no_function_is_too_long_or_takes_too_much() -> None:
+    for path in MODULES:
+        many = WITH_MANY_OPTIONS.get(path.relative_to(ROOT / "ags1").as_posix(), set())
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            documented = (ast.get_docstring(node, clean=False) or "").count("\n") + 1
+            assert node.end_lineno is not None
+            lines = node.end_lineno - node.lineno + 1 - documented
+            assert lines <= LINES_OF_A_FUNCTION, (path, node.name)
+            taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if len([name for name in taken if name.arg not in ("self", "cls")]) > PARAMETERS:
+                found.add(node.name)
+        assert found == many, path
 
 
 def test_the_door_between_spark_and_tables_is_narrow() -> None:

@@ -23,9 +23,9 @@ _MAX_CAUSE = 1000
 
 class Report:
     """Collects the results of a run over several files; ``done`` and ``failures`` count them.
-    ``total_size``  is the work in bytes, None
-    if it is not known. If standard error is a terminal, a line with the progress is printed there,
-    unless ``--quiet`` is given. ``once``: with ``--json``, a failure is printed only as JSON."""
+    ``total_size`` is the work in bytes, or None if it is not known. If standard error is a
+    terminal, a line with the progress is printed there, unless ``--quiet`` is given. ``once``: with
+    ``--json``, a failure is printed only as JSON."""
 
     def __init__(self, out: Output, total_size: int | None = None, *, once: bool = False) -> None:
         self._as_text = not (once and out.as_json)

@@ -200,7 +200,8 @@ cdef class Pump:
     """Encrypts, decrypts or verifies ranges of blocks, in as many threads as call it. ``source``
     and ``target`` are seekable descriptors. Their positions are neither used nor moved. Without a
     target, blocks are only verified. ``durable`` says that the target will be synced later, so the
-    disk starts to write each batch at once."""
+    disk starts to write each batch at once. ``shared`` says that other threads than the one that
+    owns the descriptors will call it."""
 
     cdef uint64_t _bytes_done
     cdef int _stopping
@@ -211,13 +212,18 @@ cdef class Pump:
     cdef int _source
     cdef int _target
     cdef bint _durable
+    cdef bint _shared
 
-    def __cinit__(self, int source, int target=-1, *, bint durable=False):
-        # Duplicates: if the caller closed its descriptors while a thread is still working, their
-        # numbers could soon belong to other files.
+    def __cinit__(self, int source, int target=-1, *, bint durable=False, bint shared=True):
         self._source = self._target = -1
         self._users = 1
         self._durable = durable
+        self._shared = shared
+        if not shared:
+            self._source, self._target = source, target
+            return
+        # Duplicates: if the caller closed its descriptors while a thread is still working, their
+        # numbers could soon belong to other files.
         self._source = duplicate(source, "source")
         if target >= 0:
             self._target = duplicate(target, "target")
@@ -243,7 +249,7 @@ cdef class Pump:
         return 0
 
     cdef void leave(self) noexcept:
-        if atomic_leave(&self._users) == 0:
+        if atomic_leave(&self._users) == 0 and self._shared:
             if self._source >= 0:
                 close_fd(self._source)
             if self._target >= 0:

@@ -13,14 +13,14 @@ import functools
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ..errors import Ags1Error, TruncatedError
 from ..host.atomic import AtomicFile
-from ..host.descriptors import is_stream, open_stream
+from ..host.descriptors import is_new, is_stream, open_stream
 from ..host.regular_file import RegularFile, regular_file
-from ..host.threads import run_in_threads, thread_count
+from ..host.threads import check_threads, run_in_threads, thread_count
 from . import layout
 from ._gcm import BlockCipher
 from ._pump import Pump, allocate
@@ -68,29 +68,33 @@ def encrypt_file(
     If the target is a pipe, a device or an open file of this process (``/dev/fd/N``), it is written
     as a stream, also without ``overwrite``. If the call fails, the stream ends as after ``open``.
 
-    If the file system supports it, the target's whole size is reserved first, so that a full disk
-    is an OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
-    shutil.SameFileError, OSError with its filename, and Ags1Error if the source changes meanwhile.
+    If the file system supports it, the whole size of a target above 1 MiB is reserved first, so
+    that a full disk is an OSError at once. Raises KeyReuseError, FileExistsError unless
+    ``overwrite``, shutil.SameFileError, OSError with its filename, and Ags1Error if the source
+    changes meanwhile.
     """
     if km is None:
         km = KeyMetadata.generate(key_size)
-    threads = thread_count(threads)
+    if threads is not None:
+        check_threads(threads)
     check_unused(km, reuse_key=reuse_key)
-    options: Any = {"block_size": block_size, "threads": threads, "reuse_key": reuse_key}
+    options: Any = {"block_size": block_size, "reuse_key": reuse_key}
     with regular_file(source) as opened:
         fd, status = opened.fd, opened.status
-        _refuse_same_file(source, status, target)
-        if is_stream(target):
+        new = is_new(target)
+        if not new:
+            _refuse_same_file(source, status, target)
+        if not new and is_stream(target):
             with (
                 open_stream(target, overwrite=overwrite) as stream,
-                Writer(stream, km, **options) as w,
+                Writer(stream, km, threads=thread_count(threads), **options) as w,
             ):
                 copy_through(io.FileIO(fd, closefd=False), w.write, progress, status.st_size)
                 _check_unchanged(source, fd, status)
             return w.key_metadata
         mode = status.st_mode
-        with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
-            return encrypt_opened(opened, out, km, **options, progress=progress)
+        with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode, new=new) as out:
+            return encrypt_opened(opened, out, km, threads=threads, progress=progress, **options)
 
 
 def encrypt_opened(
@@ -107,7 +111,7 @@ def encrypt_opened(
     fd, size = source.fd, source.status.st_size
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
     geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
-    with _name_errors(source, out.name), Pump(fd, out.fd, durable=out.durable) as pump:
+    with _NamedErrors(source, out.name), _pump(fd, out.fd, size, durable=out.durable) as pump:
         _begin(out.fd, geometry.encrypted_size, layout.build_header(block_size))
         claim_key(km, reuse_key=reuse_key)
         try:
@@ -141,13 +145,15 @@ def decrypt_file(
     """
     with regular_file(source) as opened:
         fd, status = opened.fd, opened.status
-        _refuse_same_file(source, status, target)
-        with _name_errors(source, target):
+        new = is_new(target)
+        if not new:
+            _refuse_same_file(source, status, target)
+        with _NamedErrors(source, target):
             header = os.pread(fd, layout.HEADER_SIZE, 0)
             geometry = file_geometry(
                 header, status.st_size, km, block_size, max_block_size, trust_file_size
             )
-        if is_stream(target):
+        if not new and is_stream(target):
             options: Any = {"block_size": geometry.block_size, "threads": thread_count(threads)}
             options |= {"max_block_size": max_block_size, "trust_file_size": trust_file_size}
             with (
@@ -158,9 +164,10 @@ def decrypt_file(
             return r.plaintext_size
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         mode = status.st_mode
-        with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
-            with _name_errors(source, target), Pump(fd, out.fd, durable=durable) as pump:
-                _begin(out.fd, geometry.plaintext_size, b"")
+        with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode, new=new) as out:
+            size = geometry.plaintext_size
+            with _NamedErrors(source, target), _pump(fd, out.fd, size, durable=durable) as pump:
+                _begin(out.fd, size, b"")
                 open_ = functools.partial(pump.open, cipher)
                 _transfer(pump, open_, geometry, threads, progress)
     return geometry.plaintext_size
@@ -178,13 +185,13 @@ def verify_file(
 ) -> int:
     """Authenticate every block of the file ``source``; return the plaintext's size in bytes.
     Nothing is written or decrypted. Arguments and errors as in ``decrypt_file``."""
-    with regular_file(source) as (fd, status, _), _name_errors(source, source):
+    with regular_file(source) as (fd, status, _), _NamedErrors(source, source):
         header = os.pread(fd, layout.HEADER_SIZE, 0)
         geometry = file_geometry(
             header, status.st_size, km, block_size, max_block_size, trust_file_size
         )
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
-        with Pump(fd) as pump:
+        with _pump(fd, -1, geometry.plaintext_size) as pump:
             _transfer(pump, functools.partial(pump.open, cipher), geometry, threads, progress)
     return geometry.plaintext_size
 
@@ -224,27 +231,41 @@ def _refuse_same_file(source: Path, status: os.stat_result, target: Path) -> Non
             )
 
 
-@contextlib.contextmanager
-def _name_errors(source: Path, target: Path) -> Iterator[None]:
-    """Name the caller's files in the errors that Pump raises."""
-    try:
-        yield
-    except Ags1Error as error:
-        error.file = error.file or os.fsdecode(source)
-        raise
-    except OSError as error:
-        paths = {"source": source, "target": target}
-        if error.filename not in paths:
-            raise
-        path = os.fsdecode(paths[error.filename])
-        raise OSError(error.errno, error.strerror, path) from None
+class _NamedErrors:
+    """Names the caller's files in the errors that Pump raises in a ``with`` block."""
+
+    __slots__ = ("_source", "_target")
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self._source, self._target = source, target
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Ags1Error):
+            error.file = error.file or os.fsdecode(self._source)
+        elif isinstance(error, OSError):
+            paths = {"source": self._source, "target": self._target}
+            if error.filename in paths:
+                path = os.fsdecode(paths[error.filename])
+                raise OSError(error.errno, error.strerror, path) from None
+
+
+def _pump(source: int, target: int, size: int, *, durable: bool = False) -> Pump:
+    """Return what transfers ``size`` bytes of plaintext; only the caller's thread does if they are
+    few."""
+    return Pump(source, target, durable=durable, shared=size > SMALL_FILE)
 
 
 def _begin(fd: int, size: int, header: bytes) -> None:
-    """Reserve the target's room on the disk, and write its first bytes."""
+    """Reserve the target's room on the disk, and write its first bytes. What one call writes needs
+    no reservation: if there is no room, that call says so."""
     try:
-        allocate(fd, size)
-        os.pwrite(fd, header, 0)
+        if size > _CHUNK_SIZE:
+            allocate(fd, size)
+        if header:
+            os.pwrite(fd, header, 0)
     except OSError as error:
         raise OSError(error.errno, error.strerror, "target") from None
 
@@ -257,6 +278,8 @@ def _transfer(
     progress: Progress | None,
 ) -> None:
     """Call ``work(first block, text size)`` for contiguous ranges of blocks, one per thread."""
+    if threads is None and geometry.plaintext_size <= SMALL_FILE:
+        threads = 1  # to ask how many there could be takes time
     threads = thread_count(threads)
     share = -(-geometry.block_count // threads)
 

@@ -56,7 +56,7 @@ class Writer(FastWriter, Stream):
     is dropped without ``close``. After an error in writing, every later call raises that error
     again. Raises KeyReuseError in a forked child.
 
-    The nine parameters are those of ``open`` for writing.
+    The parameters are as in ``open``.
     """
 
     __slots__ = ()

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FileWarning
+from ._paths import real_folder
 from ._process import process_number
-from .descriptors import is_stream
+from .descriptors import is_new, is_stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,7 +43,7 @@ class AtomicFile:
     existing target, and gives 0666 less the umask to a new one. An existing target's owner and
     group are kept, or there is a FileWarning. ``like`` is the status of another file, which gives
     the bits, the owner and the group instead. A target that is a stream (``is_stream``:
-    ``/dev/null``, ``/dev/stdout``) is refused.
+    ``/dev/null``, ``/dev/stdout``) is refused. ``new`` is ``is_new(target)``, if that is known.
     """
 
     # An interrupt may come before the constructor has set anything.
@@ -59,23 +60,25 @@ class AtomicFile:
         durable: bool = True,
         mode: int | None = None,
         like: os.stat_result | None = None,
+        new: bool | None = None,
     ) -> None:
         self.name = os.fsdecode(target)
-        # A symbolic link is followed, as open() does: the file that it points to is replaced.
-        self._path = os.path.realpath(self.name)
+        if new is None:
+            new = is_new(self.name)
+        self._path = _real_path(self.name, new=new)
         self._overwrite = overwrite
         self.durable = durable
         # The bits of an existing target or of ``like``: the umask does not reduce them.
         self._kept_mode: int | None = None
         self._process = process_number()
-        if not overwrite and os.path.lexists(self.name):
-            raise already_exists(self.name)
-        if is_stream(self.name):
-            raise OSError(errno.EINVAL, "Not a regular file", self.name)
-        try:
-            existing = os.stat(self._path) if overwrite else None
-        except FileNotFoundError:
-            existing = None
+        existing = None
+        if not new:
+            if not overwrite and os.path.lexists(self.name):
+                raise already_exists(self.name)
+            if is_stream(self.name):
+                raise OSError(errno.EINVAL, "Not a regular file", self.name)
+            with contextlib.suppress(FileNotFoundError):
+                existing = os.stat(self._path) if overwrite else None
         if existing is not None and stat.S_ISDIR(existing.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
         self._replaces = existing is not None
@@ -86,7 +89,7 @@ class AtomicFile:
         self.published = False
         # The kernel applies the umask; to ask for it would be to set it for all threads.
         mode = 0o666 if mode is None else mode & _PERMISSIONS
-        self.fd = _open_nameless(os.path.dirname(self._path), mode)
+        self.fd = _open_nameless(self._path.rpartition("/")[0] or "/", mode)
         self._has_name = self.fd < 0
         if self._has_name:
             try:
@@ -240,6 +243,26 @@ class StagedFile(AtomicFile):
         super().__del__()
 
 
+def _real_path(name: str, *, new: bool) -> str:
+    """Return the absolute path of the file that ``open`` would write. A symbolic link is followed:
+    the file that it points to is replaced. The links in the folder's path are followed once,
+    because somebody may change them before the file has its name. ``new`` is ``is_new(name)``."""
+    if new:
+        folder, last = os.path.split(name)
+        real = real_folder(os.fsencode(folder or os.curdir))
+        if real is not None:
+            return f"{os.fsdecode(real).rstrip('/')}/{last}"
+    return os.path.realpath(name)
+
+
+@functools.cache
+def _umask_counts() -> bool:
+    """Whether the system applies the umask to a file without a name. Before version 6.0, Linux
+    does not on some file systems."""
+    major = os.uname().release.partition(".")[0]
+    return major.isdecimal() and int(major) >= 6
+
+
 @functools.cache
 def _has_proc() -> bool:
     return os.access("/proc/self", os.F_OK)
@@ -251,16 +274,15 @@ def _open_nameless(folder: str, mode: int) -> int:
     # Its name will come from /proc.
     if _NAMELESS is None or not _has_proc():
         return -1
-    is_private = not mode & 0o077
+    is_simple = _umask_counts() or not mode & 0o077
     flags = _NAMELESS | os.O_RDWR | os.O_CLOEXEC
     try:
-        fd = os.open(folder, flags, mode if is_private else _PERMISSIONS)
+        fd = os.open(folder, flags, mode if is_simple else _PERMISSIONS)
     except OSError:
         return -1
-    if is_private:
+    if is_simple:
         return fd
-    # Before version 6.0, Linux ignores the umask for such a file on some file systems. Here it did
-    # not if a bit is lacking.
+    # The umask counted here if a bit is lacking.
     bits = os.fstat(fd).st_mode & _PERMISSIONS
     if bits == _PERMISSIONS:
         os.close(fd)

@@ -14,6 +14,8 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
+from ._paths import is_missing
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -101,6 +103,14 @@ def is_stream(path: Path) -> bool:
     except OSError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def is_new(path: Path) -> bool:
+    """Whether nothing has the name ``path``, and it cannot be one of an open file: a file may get
+    it. In doubt, this is false."""
+    name = os.fsencode(path)
+    last = name.rpartition(b"/")[2]
+    return last not in (b"", b".", b"..") and not last.isdigit() and is_missing(name)
 
 
 def open_stream(path: Path, *, overwrite: bool) -> io.BufferedWriter:

@@ -634,7 +634,8 @@ class EncryptedCatalog(DelegatingCatalog):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         # isinstance reads this after the type. So code that checks for a kind of catalog gets the
-        # inner one's kind. PyIceberg's scans check for RestCatalog in this way.
+        # inner one's kind: DataScan._plan_files_server_side of PyIceberg refuses to plan with a
+        # catalog that is no RestCatalog.
         inner = vars(self).get("inner")
         return EncryptedCatalog if inner is None else type(inner)
 

@@ -97,17 +97,24 @@ class EncryptedTransaction(BuiltTransaction):
     The transaction is based on the version that its table is at. If the table is refreshed, what
     other writers committed is in the transaction too, as in PyIceberg. The earlier steps are then
     checked against it and applied again; PyIceberg's transaction fails there if rows were changed.
-    ``snapshot_ids`` are the IDs of the snapshots that the last commit added.
+    ``snapshot_ids`` are the IDs of the snapshots that the last commit added. ``manifest_cache`` may
+    have manifests that were read before.
     """
 
     _table: TableSession
 
-    def __init__(self, table: TableSession, autocommit: bool = False) -> None:
+    def __init__(
+        self,
+        table: TableSession,
+        autocommit: bool = False,
+        *,
+        manifest_cache: ManifestCache | None = None,
+    ) -> None:
         super().__init__(table, autocommit)
         self.output = table.output()
         self.snapshot_ids: tuple[int, ...] = ()
         self._steps: list[Step] = []
-        self._manifest_cache = ManifestCache()
+        self._manifest_cache = ManifestCache() if manifest_cache is None else manifest_cache
         self._attempt = Attempt(table, self._manifest_cache)
         self._may_be_committed = False
         self._allows_plaintext = False

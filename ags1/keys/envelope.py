@@ -12,11 +12,13 @@ import base64
 import binascii
 import contextlib
 import hmac
+import operator
 import re
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from ..engine._buffers import wipe
 from ..engine._gcm import random_bytes
@@ -318,14 +320,28 @@ def new_key_id() -> str:
     return base64.b64encode(random_bytes(_KEY_ID_SIZE)).decode()
 
 
-def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
-    """Parse an ``encryption-keys`` list; None (JSON's null) is taken for an empty one. Raises
+class ParsedKeys(NamedTuple):
+    """An ``encryption-keys`` list, and what it was parsed to."""
+
+    entries: Sequence[object] = ()
+    keys: tuple[EncryptedKey, ...] = ()
+
+
+_NOTHING_PARSED = ParsedKeys()
+
+
+def parse_encryption_keys(
+    entries: object, before: ParsedKeys = _NOTHING_PARSED
+) -> tuple[EncryptedKey, ...]:
+    """Parse an ``encryption-keys`` list; None (JSON's null) is taken for an empty one. Objects that
+    the list has in common with ``before``, an earlier version of it, are not parsed again. Raises
     KeyMetadataError, also if an ID occurs twice."""
     if entries is None:
         return ()
     if not isinstance(entries, list):
         raise KeyMetadataError("'encryption-keys' is not a list")
-    keys = tuple(map(_entry, entries))
+    same = list(takewhile(bool, map(operator.is_, entries, before.entries)))
+    keys = (*before.keys[: len(same)], *map(_entry, entries[len(same) :]))
     if len({key.key_id for key in keys}) != len(keys):
         raise KeyMetadataError("'encryption-keys' has two entries with one key ID")
     return keys
@@ -336,7 +352,9 @@ def _entry(entry: object) -> EncryptedKey:
     if key.unknown:
         return EncryptedKey.from_dict(entry)
     # A copy, which its user may change.
-    return replace(key, properties=dict(key.properties), unknown={})
+    return EncryptedKey(
+        key.key_id, key.encrypted_key_metadata, key.encrypted_by_id, dict(key.properties), {}
+    )
 
 
 # An entry never changes, and each commit reads all of them again.

@@ -31,7 +31,7 @@ from ..errors import (
 from ..host.process import Lock, OncePerProcess
 from ..kms.client import KmsClient, accepts_foreign_keys, wraps_with_public_key
 from .cache import KekCache
-from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys
+from .envelope import EncryptedKey, KeyEncryptionKey, ParsedKeys, parse_encryption_keys
 
 TABLE_KEY_ID = "encryption.key-id"
 DATA_KEY_LENGTH = "encryption.data-key-length"
@@ -99,6 +99,7 @@ class EncryptionManager:
         self._entries = {key.key_id: key for key in keys}
         if len(self._entries) != len(keys):
             raise KeyMetadataError("two of the table's encryption keys have one id")
+        self._parsed = ParsedKeys()
         self._kek_size = 0
         self._making = OncePerProcess(Lock)
 
@@ -111,8 +112,10 @@ class EncryptionManager:
         table_key_id: str | None = None,
         clock_ms: Clock = now_ms,
         cache: KekCache | None = None,
+        before: EncryptionManager | None = None,
     ) -> EncryptionManager:
-        """Return the manager for a table's parsed metadata.json.
+        """Return the manager for a table's parsed metadata.json. ``before`` is the one of an
+        earlier version: objects of JSON that both versions have are not parsed again.
 
         ``table_key_id`` is the key ID that the catalog, or the caller, expects. None uses the one
         in the metadata, and is refused if a key ID may name another user's key
@@ -135,8 +138,12 @@ class EncryptionManager:
         length = properties.get(DATA_KEY_LENGTH, str(DEFAULT_DATA_KEY_LENGTH))
         if length not in map(str, KEY_SIZES):
             raise KeyMetadataError(f"the table's {DATA_KEY_LENGTH!r} is not 16, 24 or 32")
-        keys = parse_encryption_keys(metadata.get("encryption-keys"))
-        return cls(kms, stated, keys, int(length), clock_ms=clock_ms, cache=cache)
+        entries = metadata.get("encryption-keys")
+        known = ParsedKeys() if before is None else before._parsed
+        keys = parse_encryption_keys(entries, known)
+        made = cls(kms, stated, keys, int(length), clock_ms=clock_ms, cache=cache)
+        made._parsed = ParsedKeys(entries or (), keys)
+        return made
 
     @property
     def encryption_keys(self) -> tuple[EncryptedKey, ...]:

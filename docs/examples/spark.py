@@ -140,4 +140,4 @@ print(verify_table(spark, "nyc.flights", place).ok)
 spark.stop()
 
 # %% [markdown]
-# Go on with [ags1 on Spark](../../ags1/spark/README.md).
+# Go on with [ags1 on Spark](../spark.md).

@@ -15,8 +15,14 @@ pytest.importorskip("werkzeug")
 pytest.importorskip("boto3")
 pytest.importorskip("pyiceberg")
 
+import pyarrow as pa
 from aws_catalogs import aws_catalogs, environment, properties
 from aws_server import dummy_environment
+from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.table import Table
+
+from ags1.iceberg import EncryptedCatalog
+from ags1.kms import KmsClient, LocalKms, from_properties
 
 from .test_files import fail, home, succeed
 
@@ -39,6 +45,14 @@ def kind(
         yield kind
 
 
+def create(kms: KmsClient, key_id: str) -> Table:
+    """Make a table with one column of integers."""
+    lake = EncryptedCatalog(load_plain_catalog("prod"), kms)
+    lake.create_namespace("db")
+    columns = pa.schema([("id", pa.int64())])
+    return lake.create_table("db.t", columns, properties={"encryption.key-id": key_id})
+
+
 def table(command: str, name: str, *arguments: object, data: bytes = b"") -> dict[str, Any]:
     more = ("--catalog", "prod", *arguments, "--json")
     said: dict[str, Any] = json.loads(succeed("table", command, name, *more, data=data).stdout)
@@ -47,16 +61,14 @@ def table(command: str, name: str, *arguments: object, data: bytes = b"") -> dic
 
 
 def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
-    Path("rows.csv").write_text("id\n1\n")
-    table("create", "db.t", "--schema-file", "rows.csv", "--create-namespace", "--key", "default")
+    made = create(LocalKms(), "default")
     for number in (1, 2):
-        Path("rows.csv").write_text(f"id\n{number}\n")
-        table("append", "db.t", "rows.csv")
+        made.append(pa.table({"id": [number]}))
     table("delete", "db.t", "id = 1")
     table("rotate", "db.t")
     done = table("expire", "db.t", "--older-than", "0s", "--prune-keys", "--yes")
     assert (len(done["snapshot_ids"]), len(done["key_ids"])) == (2, 2)
-    found = table("verify", "db.t")
+    found = table("check", "db.t", "--full")
     assert (found["errors"], found["warnings"], found["notes"]) == (0, 0, 0)
     text = succeed("table", "scan", "db.t", "--catalog", "prod", "--format", "jsonl").stdout
     assert [json.loads(line) for line in text.splitlines()] == [{"id": 2}]
@@ -76,9 +88,7 @@ def test_a_table_under_an_alias_that_was_pointed_at_a_new_key(
     client = boto3.client("kms")
     old, new = (client.create_key()["KeyMetadata"] for _ in range(2))
     client.create_alias(AliasName="alias/t", TargetKeyId=old["KeyId"])
-    Path("rows.csv").write_text("id\n1\n")
-    table("create", "db.t", "--schema-file", "rows.csv", "--create-namespace", "--key", "alias/t")
-    table("append", "db.t", "rows.csv", "--key", "alias/t")
+    create(from_properties({"encryption.kms-type": "aws"}), "alias/t").append(pa.table({"id": [1]}))
     client.update_alias(AliasName="alias/t", TargetKeyId=new["KeyId"])
     scan = ("table", "scan", "db.t", "--catalog", "prod", "--key", "alias/t", "--format", "jsonl")
     fail(5, *scan)

@@ -15,7 +15,7 @@ from ags1.iceberg import (
     EncryptedTable,
     EncryptedTransaction,
     OrphanFiles,
-    examine_table,
+    check_table,
     load_catalog,
     open_table,
     verify_table,
@@ -63,11 +63,17 @@ def test_a_users_program(tmp_path: Path) -> None:
 
 def use(table: EncryptedTable) -> None:
     """Call methods of PyIceberg and of ours."""
-    table.rotate_keys()
-    assert table.prune_keys() == []
+    would = table.rotate_keys(dry_run=True)
+    before = [kek.key_id for kek in table.files.keys.key_encryption_keys]
+    done = table.rotate_keys()
+    now = [kek.key_id for kek in table.files.keys.key_encryption_keys]
+    assert (list(done.keks), done.snapshots) == (now, len(table.snapshots()))
+    assert not {*before, *would.keks} & {*now}
+    assert table.rewrap_keys(dry_run=True).keks == done.keks
+    assert table.prune_keys(dry_run=True) == table.prune_keys() == []
     assert table.rekey("id > 0", dry_run=True).files == 1
     assert verify_table(table).ok
-    assert examine_table(table).ok
+    assert check_table(table).ok
     assert plain(table) == table.scan("id > 0", selected_fields=("id",)).count()
 
 

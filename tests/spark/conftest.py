@@ -21,7 +21,8 @@ from conftest import OF_CONNECT
 from ags1.files.keys import KmsConfig
 from ags1.files.ledger import Ledger, open_ledger
 from ags1.kms import LocalKms
-from ags1.spark.jobs import publishing
+from ags1.spark.jobs import publishing, running, work
+from ags1.spark.jobs.planning import Wave
 
 _CONF = {
     "spark.driver.memory": "1g",
@@ -229,3 +230,44 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> LedgerPlace:
         pytest.importorskip("fsspec")
         return LedgerPlace("object", f"memory://{tmp_path.name}/ledger")
     return LedgerPlace("folder", str(tmp_path / "ledger"))
+
+
+class _Context:
+    """What a task asks Spark for."""
+
+    def taskAttemptId(self) -> int:
+        return 1
+
+    def attemptNumber(self) -> int:
+        return 0
+
+
+class _Here:
+    """A group of Spark jobs, as jobs use it, that runs tasks in this process."""
+
+    has_failures = speculates = is_cancelled = False
+
+    def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
+        self.cores = cores or 2
+
+    def run(
+        self,
+        tasks: list[Any],
+        work: Callable[[Iterable[Any]], Iterator[Any]],
+        costs: Iterable[int] = (),
+    ) -> list[Any]:
+        return [result for task in tasks for result in work([task])]
+
+    def run_waves(
+        self, waves: Iterable[Wave], run: Callable[[Wave], Any], tick: Callable[[], object]
+    ) -> Iterator[tuple[Wave, Any]]:
+        for wave in waves:
+            yield wave, run(wave)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the tasks of jobs run in this process."""
+    monkeypatch.setattr(running, "JobGroup", _Here)
+    monkeypatch.setattr(work, "task_context", _Context)
+    monkeypatch.setattr(work, "end_of_task", lambda: None)

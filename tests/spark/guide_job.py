@@ -1,4 +1,4 @@
-"""A program for ``test_guide``: what ags1/spark/README.md has its readers do, from the top.
+"""A program for ``test_guide``: what docs/spark.md has its readers do, from the top.
 
 ``python guide_job.py BLOCKS``, in a new user's home: BLOCKS is a JSON list of the language and the
 code of each block. Python runs in one session, and so do the commands of ags1.

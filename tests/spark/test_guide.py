@@ -22,7 +22,7 @@ PROJECT = TESTS.parent
 PAGES = PROJECT / "docs" / "spark"
 # In the order in which a reader follows them.
 GUIDE = [
-    PROJECT / "ags1" / "spark" / "README.md",
+    PROJECT / "docs" / "spark.md",
     *(PAGES / f"{name}.md" for name in ("jobs", "ledger", "files", "tables", "cluster")),
 ]
 
@@ -44,7 +44,7 @@ def test_python_that_is_not_run_is_python() -> None:
 def test_names_that_the_guide_imports_exist() -> None:
     for _, code in blocks("py", "python"):
         lines = [line for line in code.splitlines() if re.match(r"(from|import) ags1", line)]
-        exec(compile("\n".join(lines), "README.md", "exec"), {})
+        exec(compile("\n".join(lines), "spark.md", "exec"), {})
 
 
 def test_the_guide_has_all_pages() -> None:

@@ -197,7 +197,6 @@ class Places:
         with open_ledger(str(self.ledger), writing=False) as ledger:
             assert not list(ledger.pending())
             assert not ledger.notes()
-            assert ledger.claim() is None
         assert not [*self.root.glob("ledger/_[pj]*"), *self.root.glob("ledger/_staged*")]
         assert not list(self.root.rglob(".ags1-*"))
         assert self.uploads() == []

@@ -3,6 +3,7 @@ do when the cause of a failure is no single file's. Tasks run in this process, w
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -15,7 +16,8 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ from ags1.errors import (
     TruncatedError,
 )
 from ags1.files.keys import FileKeys, KmsConfig
-from ags1.files.ledger import JobNote, Ledger, open_ledger
+from ags1.files.ledger import JobNote, Ledger, Row, open_ledger
+from ags1.files.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
 from ags1.files.staging import local_files as files
 from ags1.files.staging import marks
 from ags1.files.staging.pieces import Item, Piece
@@ -48,55 +51,16 @@ from ags1.files.staging.protocol import Attempt, JobEndedError, Staging
 from ags1.files.staging.remote import RemoteStorage
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import planning, running, work
+from ags1.spark.jobs import planning
 from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
 from ags1.spark.jobs.publishing import clear, clear_again
+from ags1.spark.jobs.selection import Selection
+from ags1.spark.jobs.waves import Waves
 from ags1.spark.jobs.work import Encrypting, Result, Work
 from tests.aws_server import aws_server, dummy_environment
 
 from .conftest import LedgerPlace, step_around
-
-
-class _Context:
-    """What a task asks Spark for."""
-
-    def taskAttemptId(self) -> int:
-        return 1
-
-    def attemptNumber(self) -> int:
-        return 0
-
-
-class _Here:
-    """A group of Spark jobs, as jobs use it, that runs tasks in this process."""
-
-    has_failures = speculates = is_cancelled = False
-
-    def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
-        self.cores = cores or 2
-
-    def run(
-        self,
-        tasks: list[Any],
-        work: Callable[[Iterable[Any]], Iterator[Any]],
-        costs: Iterable[int] = (),
-    ) -> list[Any]:
-        return [result for task in tasks for result in work([task])]
-
-    def run_waves(
-        self, waves: Iterable[Wave], run: Callable[[Wave], Any], tick: Callable[[], object]
-    ) -> Iterator[tuple[Wave, Any]]:
-        for wave in waves:
-            yield wave, run(wave)
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the tasks of jobs run in this process."""
-    monkeypatch.setattr(running, "JobGroup", _Here)
-    monkeypatch.setattr(work, "task_context", _Context)
-    monkeypatch.setattr(work, "end_of_task", lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -120,11 +84,17 @@ class Places:
 
     def encrypt(self, **more: Any) -> jobs.Summary:
         how = {"ledger": self.ledger, "kms": self.kms, "key_id": "default", "durable": False}
-        return jobs.encrypt_files(self.session, self.source, self.target, **(how | more))
+        how |= {"sources": self.source, "target": self.target}
+        return jobs.encrypt_files(self.session, **(how | more))
 
     def decrypt(self, **more: Any) -> jobs.Summary:
         how = {"ledger": self.ledger, "kms": self.kms, "durable": False}
         return jobs.decrypt_files(self.session, None, self.back, **(how | more))
+
+    def verify(self, **more: Any) -> jobs.Summary:
+        return jobs.verify_files(
+            self.session, None, **({"ledger": self.ledger, "kms": self.kms} | more)
+        )
 
     def names(self, folder: Path) -> set[str]:
         """Return what is in a folder. A ledger has revisions of its state besides."""
@@ -249,7 +219,7 @@ class TestBeforeSpark:
         places.ledger.mkdir(mode=0o700)
         with open(places.ledger / "_lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            assert "another job" in self.told(run, Exit.IO, "encrypt", *pair)
+            assert "a job of an earlier version" in self.told(run, Exit.IO, "encrypt", *pair)
         places.ledger.chmod(stat.S_IRWXU | stat.S_IWGRP)
         assert "others may write" in self.told(run, Exit.KEYS, "encrypt", *pair)
         assert not places.target.exists()
@@ -349,6 +319,19 @@ class TestRuns:
         assert places.names(places.ledger) == before
         assert places.decrypt(include=["b"]).done == 1
         assert places.names(places.back) == {"d", "d/b"}
+
+    @pytest.mark.parametrize("nonce", ["no", "00" * 50, ""])
+    def test_a_nonce_in_the_ledger_that_is_none(
+        self, places: Places, here: None, nonce: str
+    ) -> None:
+        places.write("a", "b")
+        places.encrypt()
+        [path] = places.ledger.glob("pack-*")
+        table = read_table(path.read_bytes(), Row._fields, "")
+        rows = [row._replace(nonce=nonce) for row in table_to_rows(table, Row._fields, "")]
+        path.write_bytes(to_parquet(rows_to_table(rows)))
+        assert places.encrypt().unchanged == 2
+        assert places.verify().done == 2
 
     def test_a_wrong_keyring_leaves_nothing(self, places: Places, tmp_path: Path) -> None:
         places.write(*(f"d{number}/f" for number in range(30)))
@@ -682,7 +665,7 @@ def test_readers_beside_a_job_that_replaces_a_file(
 
     def look() -> None:
         seen.append(files.cat_file(f"{places.target}/a.bin"))
-        verified = jobs.verify_files(places.session, None, kms=places.kms, **where)
+        verified = places.verify(**where)
         assert (verified.done, verified.failures) == (1, [])
 
     def prepare(ledger: Ledger, rows: Any) -> Any:
@@ -708,9 +691,109 @@ def test_readers_beside_a_job_that_replaces_a_file(
     target.write_bytes(sealed)
     with pytest.raises(NoKeyError, match="put back"):
         files.cat_file(f"{places.target}/a.bin")
-    verified = jobs.verify_files(places.session, None, kms=places.kms, **where)
+    verified = places.verify(**where)
     [failure] = verified.failures
     assert (failure.kind, "put back" in failure.message) == ("NoKeyError", True)
+
+
+@pytest.mark.parametrize("size", [1000, 2000])
+@pytest.mark.parametrize("step", ["a lookup", "a selection"])
+def test_a_job_that_replaces_what_another_one_reads(
+    places: Places, here: None, monkeypatch: pytest.MonkeyPatch, step: str, size: int
+) -> None:
+    """Just after the keys were looked up, or all is ready for the tasks."""
+    kind, name = {"a lookup": (Selection, "_encrypted_rows"), "a selection": (Waves, "run")}[step]
+    real = getattr(kind, name)
+
+    def replacing(self: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(kind, name, real)
+        found = real(self) if step == "a lookup" else None
+        places.write("a.bin", size=size)
+        assert places.encrypt().done == 1
+        return real(self, *arguments) if step == "a selection" else found
+
+    places.write("a.bin", "b.bin")
+    places.encrypt()
+    for read in (places.decrypt, places.verify):
+        monkeypatch.setattr(kind, name, replacing)
+        done = read()
+        assert (done.done, done.failures, done.not_tried) == (2, [], 0)
+    places.back.joinpath("a.bin").unlink()
+    assert places.decrypt().done == 1
+    for name in ("a.bin", "b.bin"):
+        assert (places.back / name).read_bytes() == (places.source / name).read_bytes()
+
+
+class TestSideBySide:
+    """Jobs in threads, on one ledger: what they say is done is there, once, and opens."""
+
+    @pytest.fixture(autouse=True)
+    def small_waves(self, here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(planning.Pace, "is_enough", lambda self, tasks, files: True)
+        monkeypatch.setattr("ags1.spark.jobs.waves.task_cost", lambda *_: 2000)
+
+    def test_two_jobs_and_a_verification(self, places: Places, place: LedgerPlace) -> None:
+        names = [f"{folder}/{folder}{n}" for folder in ("one", "two") for n in range(12)]
+        places.write(*names)
+        ended = threading.Event()
+
+        def encrypt(name: str) -> int:
+            done = 0
+            for _ in range(3):
+                summary = places.encrypt(
+                    sources=places.source / name, target=places.target / name, ledger=place.at
+                )
+                assert summary.failures == []
+                done += summary.done
+                for path in names[::2]:
+                    if path.startswith(name):
+                        places.write(path)
+            return done
+
+        def verify() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(FileNotFoundError):  # the ledger is not there yet
+                    verified = places.verify(ledger=place.at)
+                    # If a file is replaced after its key was looked up, that is said, and no more.
+                    assert {one.kind for one in verified.failures} <= {"NoKeyError"}
+
+        with ThreadPoolExecutor(3) as pool:
+            verified = pool.submit(verify)
+            written = [pool.submit(encrypt, name) for name in ("one", "two")]
+            try:
+                done = sum(one.result() for one in written)
+            finally:
+                ended.set()
+            verified.result()
+        with open_ledger(place.at, writing=True) as ledger:
+            assert done == len(ledger.rows()) == 24 + 12 + 12
+            assert (ledger.notes(), list(ledger.pending())) == ({}, [])
+            ledger.compact()
+            assert len({row.nonce for row in ledger.rows()}) == done
+        assert encrypt("one") + encrypt("two") == 12 + 12 + 12
+        assert places.decrypt(ledger=place.at).done == 24
+
+    def test_two_jobs_on_one_source(self, places: Places, place: LedgerPlace) -> None:
+        """A file that both write is that of one of them, and the ledger has its key."""
+        places.write(*map(str, range(12)))
+        for _ in range(4):
+            with ThreadPoolExecutor(2) as pool:
+                both = [
+                    pool.submit(places.encrypt, ledger=place.at, overwrite=True) for _ in range(2)
+                ]
+                summaries = [one.result() for one in both]
+            assert max(one.done for one in summaries) > 0
+            assert {kind.kind for one in summaries for kind in one.failures} <= {"Ags1Error"}
+            verified = places.verify(ledger=place.at)
+            assert (verified.done, verified.failures) == (12, [])
+            for n in range(0, 12, 2):
+                (places.source / str(n)).write_bytes(os.urandom(1000))
+        assert places.encrypt(ledger=place.at).failures == []
+        again = places.encrypt(ledger=place.at)
+        assert (again.done, again.unchanged) == (0, 12)
+        assert places.decrypt(ledger=place.at).done == 12
+        for n in range(12):
+            assert (places.back / str(n)).read_bytes() == (places.source / str(n)).read_bytes()
 
 
 def test_patterns_are_those_of_gitignore() -> None:

@@ -380,16 +380,16 @@ def _raise(*args: object) -> None:
     raise OSError("cannot sync")
 
 
-def test_a_ledger_that_another_one_writes_to_is_waited_for(
-    given: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_runs_meanwhile_is_left_alone(given: dict[str, str], folder: Path) -> None:
     writer, messages = written(given, folder, "a")
-    monkeypatch.setattr("ags1.spark.datasource.ledger_commit.LOCK_SECONDS", 0.3)
-    with open_ledger(given["ledger"], writing=True):
-        with pytest.raises(BlockingIOError):
-            writer.commit(messages)
-    writer.commit(messages)
-    assert len(settled(given)) == 1
+    other, theirs = written(given, folder, "b")
+    rows = ledger_rows(str(folder), [message.file for message in theirs], other._job_id)
+    with open_ledger(given["ledger"], writing=True) as ledger:
+        ledger.begin(other._job_id, str(folder))
+        ledger.prepare(rows)
+        writer.commit(messages)
+        assert texts_in(given, folder) == ["a"]
+        assert [one.rows for one in ledger.pending()] == [rows]
 
 
 @pytest.mark.parametrize("where", ["a ledger", "sidecars", "memory"])

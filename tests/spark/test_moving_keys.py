@@ -14,7 +14,7 @@ import ags1
 from ags1.cli.app import app
 from ags1.engine import oneshot
 from ags1.files.keys import FileKeys, KmsConfig, as_text
-from ags1.files.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger, segments
+from ags1.files.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger
 from ags1.files.ledger.copying import copy_rows
 from ags1.files.staging import marks
 from ags1.files.staging.local import LOCAL
@@ -353,20 +353,24 @@ class TestCompactingAFolder:
                 fill(ledger, [one])
         return rows
 
-    def test_rows_and_numbers_stay(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rows_and_names_stay(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = self.fill(tmp_path, 10)
         monkeypatch.setattr("ags1.files.ledger.ledger.MERGED_ROWS", 4)
         with open_ledger(str(tmp_path), writing=True) as ledger:
             held = ledger.prepare([row(tmp_path / "held")])
             fill(ledger, [row(tmp_path / "later")])
-            assert ledger.compact() == (10, 3)
-            assert ledger.numbers() == [*range(1, 11), 12]
+            names = ledger.numbers()
+            assert ledger.compact() == (11, 3)
+            assert ledger.numbers() == names
             assert [one for _, one in ledger.batches()][4:6] == [[rows[4]], [rows[5]]]
-            ledger.replace_all({7: [rows[6]._replace(key_metadata="new")]})
+            ledger.replace_all({names[6]: [rows[6]._replace(key_metadata="new")]})
             ledger.settle(held, held.rows)
+            assert ledger.numbers() == [*names[:10], held.name, names[10]]
         with open_ledger(str(tmp_path), writing=True) as ledger:
             fill(ledger, [row(tmp_path / "last")])
-            assert ledger.numbers() == [*range(1, 14)]
+            assert ledger.numbers()[:12] == [*names[:10], held.name, names[10]]
+            assert [one.key_metadata for one in ledger.rows()].index("new") == 6
+            assert ledger.compact() == (5, 4)
             assert [one.key_metadata for one in ledger.rows()].index("new") == 6
 
     def test_a_kill_between_the_merged_file_and_the_old_ones(
@@ -377,7 +381,7 @@ class TestCompactingAFolder:
         removed: list[str] = []
 
         def stopping(path: Any, **more: Any) -> None:
-            removed.extend([path] * ("batch-" in str(path)))
+            removed.extend([path] * ("pack-" in str(path)))
             if len(removed) == 3:
                 raise KeyboardInterrupt
             unlink(path, **more)
@@ -386,14 +390,16 @@ class TestCompactingAFolder:
             patch.setattr(os, "unlink", stopping)
             with pytest.raises(KeyboardInterrupt):
                 ledger.compact()
-        assert len(list(tmp_path.glob("batch-*"))) == 4
+        assert len(list(tmp_path.glob("pack-*"))) == 4
         with open_ledger(str(tmp_path), writing=False) as reader:
             assert reader.rows() == rows
         with open_ledger(str(tmp_path), writing=True) as ledger:
             assert ledger.rows() == rows
             fill(ledger, [row(tmp_path / "next")])
-            assert ledger.numbers() == [*range(1, 7)]
-        assert len(list(tmp_path.glob("batch-*"))) == 2
+            assert len(ledger.numbers()) == 6
+            ledger.compact()
+            assert ledger.rows()[:5] == rows
+        assert len(list(tmp_path.glob("pack-*"))) == 1
 
     def test_a_reader_whose_files_are_merged_meanwhile(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -405,11 +411,12 @@ class TestCompactingAFolder:
         ):
             read = Ledger._read
 
-            def reading(self: Ledger, segment: segments.Segment, columns: Any) -> Any:
-                if self is reader and segment.first == 3:
-                    monkeypatch.setattr(Ledger, "_read", read)
-                    assert ledger.compact() == (6, 1)
-                return read(self, segment, columns)
+            def reading(self: Ledger, leaves: Any, columns: Any) -> Any:
+                for number, found in enumerate(read(self, leaves, columns)):
+                    if self is reader and number == 2:
+                        monkeypatch.setattr(Ledger, "_read", read)
+                        assert ledger.compact() == (6, 1)
+                    yield found
 
             monkeypatch.setattr(Ledger, "_read", reading)
             assert reader.rows() == rows

@@ -267,8 +267,6 @@ def rewrap(
     from ..files.running import for_each
     from ..files.sources import plan_rewrapping
     from ..kms.master_keys import accepted_key_ids_of, connect, settings_of, target_of
-    from ..report import shortened
-    from ..results import format_line
     from .rewrapping import Rewrapping
     from .rewrapping import add_key as wrap_too
     from .rewrapping import rewrap as wrap_again
@@ -303,16 +301,21 @@ def rewrap(
     def work(job: Job, report: Report) -> None:
         done = (wrap_again if add_key is None else wrap_too)(job.source, request)
         counts[done["changed"]] += 1
-        what = "wrapped" if done["changed"] else "is already wrapped"
-        what += "" if add_key is None else " also"
-        shown = {**done, "master_key_id": shortened(done["master_key_id"])}
-        version = done.get("version")
-        newest = "" if version is None else f", version {version}, the newest"
-        line = format_line(shown, "file", [f"{what} under {{master_key_id}}{newest}"])
-        report.succeeded(done, line)
+        report.succeeded(done, _wrapped_line(done, "" if add_key is None else " also"))
 
     code = for_each(plan, work, out, "wrapped")
     if len(plan.jobs) > 1 and not out.as_json and not out.quiet:
         would = "would be wrapped" if dry_run else "wrapped"
         print_line(f"{counts[True]:,} {would}, {counts[False]:,} already were")
     return code
+
+
+def _wrapped_line(done: dict[str, Any], also: str) -> str:
+    from ..report import shortened
+    from ..results import format_line
+
+    what = "wrapped" if done["changed"] else "is already wrapped"
+    shown = {**done, "master_key_id": shortened(done["master_key_id"])}
+    version = done.get("version")
+    newest = "" if version is None else f", version {version}, the newest"
+    return format_line(shown, "file", [f"{what}{also} under {{master_key_id}}{newest}"])

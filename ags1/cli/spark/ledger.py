@@ -1,4 +1,4 @@
-"""The commands ``ags1 spark ledger …``: look at a ledger, copy it, and end claims of dead jobs."""
+"""The commands ``ags1 spark ledger …``: look at a ledger, copy it, merge it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _ledger = click.argument("ledger", metavar="LEDGER")
 
 
-@click.group("ledger", cls=Group, short_help="Look at a ledger, copy it, compact it, free it.")
+@click.group("ledger", cls=Group, short_help="Look at a ledger, copy it, compact it.")
 def ledger() -> None:
-    """Look at a ledger, copy it, compact it, rebuild it, free it.
+    """Look at a ledger, copy it, compact it, rebuild it.
 
-    LEDGER is a folder, or the URL of one in S3 or another object storage with conditional writes.
+    LEDGER is a folder, or the URL of one in S3 or another object storage.
 
     Examples:
       ags1 spark ledger info ledger
@@ -45,7 +45,7 @@ def info(ledger: str, out: Output) -> int:
 
     Examples:
       ags1 spark ledger info ledger
-      ags1 spark ledger info s3://ops/ledger --json | jq .claim
+      ags1 spark ledger info s3://ops/ledger --json | jq .running
     """
     from ...files.ledger import ENCRYPT, open_ledger
 
@@ -54,7 +54,7 @@ def info(ledger: str, out: Output) -> int:
         counts = Counter(
             f"{row.operation} {row.status}" for row in opened.rows(("operation", "status"))
         )
-        claim = opened.claim()
+        running = {job: note.runs_in for job, note in opened.notes().items() if note.runs_in}
         facts: dict[str, Any] = {
             "ledger": opened.location,
             "batches": len(opened.numbers()),
@@ -62,15 +62,15 @@ def info(ledger: str, out: Output) -> int:
             "encrypted_files": len(opened.done(ENCRYPT, ())),
             "pending_rows": sum(len(batch.rows) for batch in pending),
             "killed": opened.killed(),
-            "claim": claim and {"job": claim.claim_id, "renewed_ms": claim.renewed_ms},
+            "running": running,
         }
     lines = [f"{counted(facts['encrypted_files'], 'encrypted file')}, {facts['batches']:,} batches"]
     lines += [f"{number:,} rows: {what}" for what, number in facts["rows"].items()]
     if facts["pending_rows"]:
         lines.append(f"{facts['pending_rows']:,} rows of a job that runs or was killed")
-    lines += [f"job {job} in {folder} has not ended" for job, folder in facts["killed"].items()]
-    if claim:
-        lines.append(f"claim of job {claim.claim_id}")
+    for job, folder in facts["killed"].items():
+        state = f"runs in {running[job]}" if job in running else "has not ended"
+        lines.append(f"job {job} in {folder} {state}")
     if out.as_json:
         out.result(facts)
     else:
@@ -178,7 +178,7 @@ def rebuild(ledger: str, sources: Paths, out: Output) -> int:
 def compact(ledger: str, out: Output) -> int:
     """Store a ledger's rows in fewer files.
 
-    Each wave of a job adds a file. Rows, and numbers of batches, do not change.
+    Each wave of a job adds a file. Rows do not change, and jobs may write meanwhile.
 
     Examples:
       ags1 spark ledger compact ledger
@@ -189,28 +189,6 @@ def compact(ledger: str, out: Output) -> int:
         before, after = opened.compact()
     facts = {"ledger": ledger, "files_before": before, "files_after": after}
     out.result(facts, f"{counted(before, 'file')} became {after:,}")
-    return 0
-
-
-@ledger.command(short_help="End the claim of a dead job.")
-@_ledger
-@click.argument("job", metavar="JOB")
-@output
-def release(ledger: str, job: str, out: Output) -> int:
-    """End the claim of a job that is dead, so that the next job need not wait.
-
-    JOB is the name in the message of the job that was refused, or in 'info'. The next job takes
-    over what the dead one has left. If it is alive after all, its next step fails, and nothing is
-    lost.
-
-    Examples:
-      ags1 spark ledger release s3://ops/ledger 5f2b90aa01c3
-    """
-    from ...files.ledger import open_ledger
-
-    with open_ledger(ledger, writing=False) as opened:
-        opened.release(job)
-    out.result({"ledger": ledger, "released": job}, f"released the claim of job {job}")
     return 0
 
 
@@ -230,7 +208,8 @@ def forget(ledger: str, job: str, out: Output) -> int:
     from ...files.ledger import open_ledger
 
     with open_ledger(ledger, writing=True) as opened:
-        if job not in opened.killed():
+        note = opened.notes().get(job)
+        if note is None or note.cleared_ms or note.runs_in is not None:
             raise click.UsageError(
                 f"the ledger has no killed job {job}: 'ags1 spark ledger info' lists them"
             )

@@ -1,11 +1,9 @@
 """``ags1 table …``: encrypted Iceberg tables.
 
-- ``commands``, ``listing``, ``creating``, ``writing``, ``maintenance``, ``erasing``,
-  ``doctoring``: what can be typed;
-- ``verifying``, ``migrating``, ``rekeying``, ``compacting``: options and reports of work that Spark
+- ``commands``, ``listing``, ``deleting``, ``maintenance``, ``erasing``: what can be typed;
+- ``checking``, ``migrating``, ``rekeying``, ``compacting``: options and reports of work that Spark
   can do, too;
 - ``options``, ``opening``, ``catalogs``: which table is meant, and opening it;
-- ``inputs``, ``schemas``, ``filters``, ``times``: what the user gives: rows, columns,
-  conditions, times;
+- ``filters``, ``times``: conditions and times that the user gives;
 - ``rows``, ``description``, ``failures``: what the user sees.
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import KmsError, NotEncryptedError
-from .opening import NamedCatalog, plaintext_table
+from .opening import NamedCatalog, NoKms, plaintext_table
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedTable
@@ -27,36 +27,17 @@ class ChangedCatalog(NamedCatalog):
             )
         if options.key_id == "":  # a shell's variable that is not set
             raise click.UsageError("--key is empty: name a master key")
-        from pyiceberg.exceptions import NoSuchTableError
-
         self._options = options
         try:
-            super().__init__(options, keys=keys)
+            super().__init__(options, without=None if keys else NoKms())
         except KmsError as error:
-            try:
-                is_encrypted = plaintext_table(options) is None
-            except NoSuchTableError:  # it is to be made
-                is_encrypted = True
-            if is_encrypted:
+            if plaintext_table(options) is None:
                 raise
             if not migrates:
                 raise self._not_encrypted() from None
             error.message = f"the table is not encrypted yet, and to encrypt it: {error.message}"
             raise
         self.trusted_key_ids = self.catalog.key_ids
-
-    def new_key_id(self) -> str:
-        """Return the master key for a table that is to be encrypted. Raises click.UsageError if no
-        option and no configuration names one."""
-        trusted = self.trusted_key_ids
-        only = next(iter(trusted)) if len(trusted) == 1 else None
-        key_id = self._options.key_id or only or self.settings_key_id
-        if not key_id:
-            raise click.UsageError(
-                "no master key is named: name it with --key, AGS1_KMS_KEY, or key in the "
-                "configuration"
-            )
-        return key_id
 
     def load(self) -> EncryptedTable:
         """Load the table. Raises NotEncryptedError for one that is not encrypted."""

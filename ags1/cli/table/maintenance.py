@@ -123,7 +123,6 @@ def rotate(
       ags1 table rotate db.flights --catalog prod --to-key new
       ags1 table rotate db.flights --catalog prod --to-kms vault --to-key tables --dry-run
     """
-    from ...iceberg.spec import table_keys
     from ..kms.master_keys import connect, target_of
 
     to_key = target.to_key
@@ -139,27 +138,17 @@ def rotate(
             "table could not be loaded any more: add it there first"
         )
     table = opened.load()
-    rewraps = rewrap or to_key is not None
-    if dry_run:
-        view = table.view()
-        if rewraps:
-            change = table_keys.rewrap(view.metadata, view.manager, kms, to_key)
-        else:
-            change = table_keys.rotate(view.metadata, view.manager)
-        keys = change.manager
+    shown: type[_Rotated] = _Rotated
+    if rewrap or to_key is not None:
+        shown, done = _Rewrapped, table.rewrap_keys(to_key, kms, dry_run=dry_run)
     else:
-        if rewraps:
-            table.rewrap_keys(to_key, kms)
-        else:
-            table.rotate_keys()
-        keys = table.files.keys
-    done = _Rewrapped if rewraps else _Rotated
-    done(
+        done = table.rotate_keys(dry_run=dry_run)
+    shown(
         table=opened.identifier,
         dry_run=dry_run,
-        key_id=keys.table_key_id,
-        keks=[kek.key_id for kek in keys.key_encryption_keys],
-        snapshots=len(table.metadata.snapshots),
+        key_id=done.key_id,
+        keks=done.keks,
+        snapshots=done.snapshots,
     ).show(out)
 
 
@@ -184,7 +173,7 @@ def rekey(
     until 'ags1 table expire' removes those snapshots.
 
     Before 1.12, Iceberg's rewrite_manifests writes plaintext manifests, which expose the keys of
-    the files that they list. 'ags1 table verify' finds them, and --exposed mends the table.
+    the files that they list. 'ags1 table check' finds them, and --exposed fixes the table.
 
     Examples:
       ags1 table rekey db.flights --catalog prod
@@ -317,16 +306,11 @@ def prune_keys(table_options: TableOptions, dry_run: bool, yes: bool, out: Outpu
       ags1 table prune-keys db.flights --catalog prod --dry-run
       ags1 table prune-keys db.flights --catalog prod --yes
     """
-    from ...iceberg.spec import table_keys
-
     table = ChangedCatalog(table_options).load()
     name = ".".join(table.name())
-    if dry_run:
-        view = table.view()
-        removed = [key.key_id for key in table_keys.prune(view.metadata, view.manager).removed]
-    else:
+    if not dry_run:
         confirm(f"Remove the keys of {name} that nothing refers to?", yes=yes)
-        removed = table.prune_keys()
+    removed = table.prune_keys(dry_run=dry_run)
     _Pruned(table=name, dry_run=dry_run, key_ids=removed).show(out)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import click
 
@@ -97,7 +97,7 @@ def migrate_and_report(
         result = migrate(
             opened.catalog,
             opened.identifier,
-            opened.new_key_id(),
+            cast("str", table_options.key_id),  # the option is required
             data_key_length=int(asked.data_key_length),
             drop_refs=asked.drop_refs,
             delete_plaintext=asked.delete_plaintext,

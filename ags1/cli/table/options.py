@@ -175,7 +175,7 @@ _EXPECTED_KEY = click.option(
 
 def changing(*, key: Decorator = _EXPECTED_KEY, mapped: bool = True) -> Decorator:
     """Return what adds the options that say which table of which catalog is changed. ``key`` is the
-    option for ``key_id``. Only a table that exists can be ``mapped``."""
+    option for ``key_id``. ``mapped``: whether its files may be read from other locations."""
     name = click.argument("table", metavar="NAME")
     map_ = (_MAP,) if mapped else ()
     return _table_options(_CHANGING_HELP, name, catalog, kms_options, key, *map_, io_property)
@@ -193,11 +193,6 @@ file_filter = click.option(
     metavar="EXPR",
     help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  "
     "[default: all files]",
-)
-input_format = click.option(
-    "--input-format",
-    type=click.Choice(["parquet", "arrow", "csv"]),
-    help="The format of FILE.  [default: by the end of its name; for - arrow]",
 )
 branch = click.option(
     "--branch", default="main", metavar="NAME", help="Change this branch.  [default: main]"

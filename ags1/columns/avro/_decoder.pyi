@@ -1,6 +1,8 @@
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+_T = TypeVar("_T")
 
 UNREAD: Final[object]
 
@@ -70,4 +72,5 @@ class CheckedDecoder:
     def skip(self, n: int) -> None: ...
     def skip_int(self) -> None: ...
 
+def untrack(one: _T) -> _T: ...
 def read_records(block: Block, shape: Shape) -> list[Any]: ...

@@ -8,6 +8,7 @@ that has the file too gets the same bytes. Follows the Avro specification, "Bina
 nothing of what the fields mean.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT64_MIN, UINT32_MAX, int64_t, uint32_t, uint64_t
@@ -15,6 +16,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
 from ...errors import FormatError
+
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(void *one)
 
 # A number of 64 bits has at most this many bytes.
 cdef enum:
@@ -124,6 +128,7 @@ cdef class Block:
         raise TypeError("a block may hold keys, so it is not pickled or copied")
 
 
+@cython.no_gc
 cdef class EncodedFile:
     """The bytes of a file's entry in a manifest. ``number`` counts the entries of ``block``."""
 
@@ -184,6 +189,14 @@ cdef class EncodedFile:
         return PyBytes_GET_SIZE(entry) == size and memcmp(
             PyBytes_AS_STRING(entry), PyBytes_AS_STRING(self.block.data) + self._entry, size
         ) == 0
+
+
+cpdef object untrack(one):
+    """Have the garbage collector pass over an object; return it. It is freed with its last
+    reference all the same. Of a large table there are hundreds of thousands, and to look for cycles
+    in them takes twice as long as to make them. An object that refers to itself would stay."""
+    PyObject_GC_UnTrack(<void *>one)
+    return one
 
 
 cdef Py_ssize_t put_long(unsigned char *at, int64_t value) noexcept:
@@ -382,7 +395,7 @@ cdef class _Records(CheckedDecoder):
             for _ in range(count):
                 values.append(self.value(part))
             count = self.items()
-        return values
+        return untrack(values)
 
     cdef object pairs(self, Shape shape):
         cdef dict values = {}
@@ -423,6 +436,8 @@ cdef class _Records(CheckedDecoder):
                 values[place] = self.value(part)
         made = shape.value.__new__(shape.value)
         made._data = values
+        untrack(values)
+        untrack(made)
         if file is not None:
             file._end = self.offset()
             made.encoded = self._file = file

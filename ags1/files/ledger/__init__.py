@@ -2,9 +2,9 @@
 files cannot be decrypted.
 
     ledger       what a ledger promises; ``open_ledger``
-    state        its state, and the claim of the job that writes: one protocol for all storages
-    claims       which process holds a claim
-    segments     files of settled batches, one or many each
+    packs        the objects with its settled batches
+    processes    which process a job runs in
+    earlier      ledgers of earlier versions; ``segments`` are their settled batches
     rows         a row, its columns, and Parquet files of rows
     store        the objects of a ledger, in any storage
     copying      the rows of one ledger into another, and as one Parquet file

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ...errors import FormatError
 from ...host.atomic import AtomicFile
 from .ledger import Ledger
-from .rows import SCHEMA, Row, rows_to_table, table_to_rows
+from .rows import LATER, SCHEMA, Row, rows_to_table, table_to_rows
 
 _MOST_ROWS = 100_000
 _ROWS_AS_OBJECTS = 10_000
@@ -32,7 +32,7 @@ class Copied(NamedTuple):
 class _Settled(Protocol):
     """Settled rows, as ``Ledger`` has them."""
 
-    def batches(self, columns: Sequence[str] = Row._fields) -> Iterator[tuple[int, list[Row]]]: ...
+    def batches(self, columns: Sequence[str] = Row._fields) -> Iterator[tuple[Any, list[Row]]]: ...
 
 
 class ParquetRows:
@@ -60,10 +60,10 @@ class ParquetRows:
         try:
             with pq.ParquetFile(self._path) as file:
                 names = file.schema_arrow.names
-                if not {*Row._fields, _BATCH} <= {*names}:
+                if not {*Row._fields, _BATCH} - {*LATER} <= {*names}:
                     message = "this file does not have the columns of a ledger's rows"
                     raise FormatError(message, file=self._path)
-                wanted = [*columns, _BATCH]
+                wanted = [*(name for name in columns if name in names), _BATCH]
                 if _NUMBER in names:
                     table = file.read([*wanted, _NUMBER])
                     parts = table.sort_by([(_BATCH, "ascending"), (_NUMBER, "ascending")])
@@ -72,7 +72,11 @@ class ParquetRows:
                     batches = file.iter_batches(_ROWS_AS_OBJECTS, columns=wanted)
                 kinds = pa.schema([*(SCHEMA.field(name) for name in columns), (_BATCH, pa.int64())])
                 for part in batches:
-                    table = pa.Table.from_batches([part]).select(kinds.names).cast(kinds)
+                    table = pa.Table.from_batches([part])
+                    for name in columns:
+                        if name not in names:
+                            table = table.append_column(name, pa.nulls(len(table), pa.string()))
+                    table = table.select(kinds.names).cast(kinds)
                     rows = table_to_rows(table, columns, self._path)
                     yield from zip(table.column(_BATCH).to_pylist(), rows, strict=True)
         except pa.ArrowInvalid as error:
@@ -91,9 +95,11 @@ def export_rows(source: Ledger, path: str, *, overwrite: bool = False) -> int:
         open(out.fd, "wb", closefd=False) as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
+        first = 1
         for batches in source.settled_groups(_MOST_ROWS):
             table = rows_to_table([row for _, rows in batches for row in rows])
-            numbers = [number for number, rows in batches for _ in rows]
+            numbers = [n for n, (_, rows) in enumerate(batches, first) for _ in rows]
+            first += len(batches)
             columns = [*table.columns, pa.array(numbers, pa.int64())]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             count += len(numbers)
@@ -105,13 +111,13 @@ def copy_rows(source: _Settled, target: Ledger) -> Copied:
     that it has already are left out, so a copy that was interrupted can be repeated.
 
     Raises OSError if nothing was copied: ``source`` has work of a killed job, whose files have no
-    settled rows yet; as ``refuse_pending`` for ``target``; ``target`` has a newer row for the same
-    file, and the older one would count then; or one of the two has keys that were wrapped again and
-    the other has not, so that nothing tells which are the newer ones.
+    settled rows yet; a job is writing to ``target`` (``Ledger.refuse_jobs``); ``target`` has a
+    newer row for the same file, and the older one would count then; or one of the two has keys that
+    were wrapped again and the other has not, so that nothing tells which are the newer ones.
     """
     if isinstance(source, Ledger):
         _refuse_unfinished(source)
-    refuse_pending(target)
+    target.refuse_jobs()  # rows that are added now would hide the keys of its files
     known: dict[_Identity, bytes] = {}
     newest: dict[tuple[str, str], int] = {}
     for row in _compared(target):
@@ -141,14 +147,6 @@ def copy_rows(source: _Settled, target: Ledger) -> Copied:
     return Copied(copied + _add(target, waiting), skipped)
 
 
-def refuse_pending(ledger: Ledger) -> None:
-    """Raise OSError if a batch is pending. It would be settled under its older number, so rows that
-    are added now would hide the keys of files that it gives their names later."""
-    if any(ledger.pending()):
-        message = "a job was killed before all of its files had their names: run it again, which "
-        raise OSError(errno.EBUSY, f"{message}finishes its work", ledger.location)
-
-
 def _refuse_unfinished(source: Ledger) -> None:
     if any(source.pending()) or source.killed():
         message = "a job is writing, or was killed: wait, or run it again, which finishes its work"
@@ -176,5 +174,5 @@ def _wrapped(row: Row) -> bytes:
 
 def _add(target: Ledger, rows: list[Row]) -> int:
     if rows:
-        target.settle(target.prepare(rows), rows)
+        target.add(rows)
     return len(rows)

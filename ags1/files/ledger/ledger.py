@@ -2,27 +2,29 @@
 
 The rule: the ledger stores the wrapped key of a file before the file gets its name. So there is no
 file without its key. A file has one key for one content: whoever writes a file again does it under
-a fresh key, with a new row. These are the steps of a batch, and each of them is durable and whole
-when its method returns, or did not happen::
+a fresh key, with a new row. These are the steps of a batch, each of them one request::
 
     prepare(rows)         the rows, with their keys, are pending
       files get their names (``ags1.spark.jobs.publishing``)
-    settle(batch, rows)   the same batch, as it turned out, takes the place of the pending one
+    settle(batch, rows)   the same rows, as they turned out; then they are pending no longer
 
-A job may be killed between any two steps, or in one. Then the next job that opens the ledger for
-writing sees its batches in ``pending`` and its notes in ``notes`` and ``staged``, and brings them
-to their end. Numbers of batches grow in the order of ``prepare``. A settled batch never changes,
-except that ``replace_all`` wraps its keys again. ``compact`` changes only how batches are stored.
+A job may be killed between any two steps. Then a later job sees its batches in ``pending`` and its
+notes in ``notes`` and ``staged``, and brings them to their end. **No job has to wait for another
+one.** All objects are written once, under names that are used once, and a ledger is the union of
+them (``packs``). So each step may be done twice, by two jobs, and a request may arrive late.
+Whether a job is dead is only a guess (``notes``): if it was paused, its staged files are gone when
+it goes on, and never a key. ``tests/spark/test_model.py`` tries many orders of requests.
 
 These are the objects of a ledger, in a folder or an object storage (``store``). Readers of Parquet
 folders pass over names that begin with ``_``::
 
-    batch-….parquet             settled rows, one or more batches each (``segments``)
-    _pending-….parquet          rows whose files may not all have their names yet
+    pack-….parquet              settled rows
+    _plan-<job id>-….parquet    rows whose files may not all have their names yet
     _job-<job id>.json          a job that is running, or was killed
+    _alive-<job id>             its sign of life, which is written again and again
     _cleared-<job id>-<ms>.json when what it had staged was removed, and its tasks may still run
     _staged-<job id>-….json     the uploads that it has begun; they are aborted with it
-    _state/<revision>.json      who holds the claim, what is pending, the next number (``state``)
+    batch-…, _pending-…, _state of earlier versions (``earlier``), which cannot write here any more
 
 Knows nothing of Spark or of storages of files.
 """
@@ -34,21 +36,17 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from ..paths import local_path
+from . import earlier, packs
+from .packs import Leaf
+from .processes import is_gone, process_name, this_process
 from .rows import DONE, REMOVED, Batch, Row, read_table, rows_to_table, table_to_rows, to_parquet
-from .segments import (
-    Numbered,
-    Segment,
-    batches_to_bytes,
-    is_batch,
-    read_batches,
-    segment_name,
-    segments,
-)
-from .state import PENDING, LostClaimError, Revisions
+from .segments import read_batches
 from .store import Store, create
 
 T = TypeVar("T")
@@ -60,6 +58,10 @@ _TRIES = 8
 # URLs and the ids of uploads have a few hundred bytes each.
 _STAGED_IN_A_NOTE = 20_000
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
+_PLAN = re.compile(r"_plan-[0-9a-f]+-(\d{15}-[0-9a-f]{16})\.parquet")
+# A job that has not given a sign of life for so long is taken for dead.
+_DEAD_SECONDS, _SIGN_SECONDS = 45.0, 10.0
+_NO_LEDGER = "there is no ledger: check its place"
 _CLEARED = re.compile(r"_cleared-([0-9a-f]+)-(\d{1,15})\.json")
 # What an object raises that is no note.
 _NO_NOTE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -79,19 +81,12 @@ class JobNote(NamedTuple):
     """What a job notes when it begins: the folder in and below which it stages files, and whether
     each file that it names gets a sidecar. ``cleared_ms`` is the time when the staged files of a
     dead job were first removed (0: not yet). After that, the note stays for a while, because tasks
-    of the job may still run."""
+    of the job may still run. ``runs_in`` is the process of a job that is not known to be dead."""
 
     folder: str
     sidecars: bool = False
     cleared_ms: int = 0
-
-
-class Claim(NamedTuple):
-    """A job's claim to write to a ledger. ``renewed_ms`` is the time of its last renewal, in ms
-    since 1970 by the storage's clock."""
-
-    claim_id: str
-    renewed_ms: int
+    runs_in: str | None = None
 
 
 class Facts(Protocol[T]):
@@ -103,10 +98,8 @@ class Facts(Protocol[T]):
 
 
 class Ledger:
-    """A ledger, open for reading or for writing. ``open_ledger`` makes one.
-
-    A ledger has one writer at a time. A job that ended without ``close`` does not keep others out
-    for ever (``state``).
+    """A ledger, open for reading or for writing. ``open_ledger`` makes one. Any number of jobs
+    write to it at the same time.
 
     ``location`` is the text that opens the ledger again: a folder of this machine, or a URL. No
     sources are searched for in it. All methods raise OSError if the ledger cannot be reached, and
@@ -116,21 +109,25 @@ class Ledger:
     def __init__(self, store: Store, *, writing: bool) -> None:
         self._store = store
         self.location = store.url
-        self._revisions = Revisions(store)
-        self._count = 0
-        if not writing:
-            self._revisions.current()
-            return
-        self._revisions.claim()
-        try:
-            self._remove_rest()
-        except BaseException:
-            self.close()
-            raise
+        self._stamp = 0
+        self._footers: dict[str, list[Leaf]] = {}
+        self._jobs: set[str] = set()  # those that this object has begun
+        self._signing = threading.Lock()
+        self._closing = threading.Event()
+        self._signs: threading.Thread | None = None
+        if writing:
+            store.check()
+            earlier.shut(store)
+        elif not earlier.is_there(store):
+            raise FileNotFoundError(errno.ENOENT, _NO_LEDGER, store.url)
 
     def close(self) -> None:
-        """Let other jobs write. What is pending stays pending."""
-        self._revisions.release_own()
+        """Give no more signs of life. What is pending stays pending."""
+        self._closing.set()
+        if self._signs is not None:
+            self._signs.join()
+        with contextlib.suppress(OSError):  # others wait until the signs are old
+            self._store.remove(map(_sign, self._jobs))
 
     def __enter__(self) -> Ledger:
         return self
@@ -138,147 +135,186 @@ class Ledger:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # -- the state of batches
+    # -- batches
 
     def prepare(self, rows: Sequence[Row]) -> Batch:
-        """Store rows as pending."""
-        state = self._revisions.current()
-        epoch, count = self._version()
-        name = f"_pending-{state.next:012}.{epoch:06}-{count:06}.parquet"
-        create(self._store, name, to_parquet(rows_to_table(rows)))
-        self._revisions.change(next=state.next + 1, pending={**state.pending, state.next: name})
-        return Batch(state.next, rows)
+        """Store rows of a job as pending."""
+        job_id = rows[0].job_id if rows else "0"
+        leaf = packs.new_leaf(self._next_stamp())
+        file = f"_plan-{job_id}-{leaf.removeprefix('pack-')}.parquet"
+        create(self._store, file, to_parquet(rows_to_table(rows)))
+        return Batch(leaf, rows, file)
 
     def settle(self, batch: Batch, rows: Sequence[Row]) -> None:
-        """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
-        others = dict(self._revisions.current().pending)
-        name = others.pop(batch.number)
-        self._put([(batch.number, rows)])
-        self._revisions.change(pending=others)
-        self._store.remove([name])
+        """Store the rows of a pending batch as they turned out. It is pending no longer. If two
+        jobs do this, or one does it again after a kill, each row is there once."""
+        create(self._store, packs.name_of(batch.name, rows), to_parquet(rows_to_table(rows)))
+        self._store.remove([batch.file])
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Store rows as settled, all or none of them."""
+        name = packs.name_of(packs.new_leaf(self._next_stamp()), rows)
+        create(self._store, name, to_parquet(rows_to_table(rows)))
 
     def pending(self) -> Iterator[Batch]:
-        """Yield the pending batches, oldest first: those that a killed job left, and to readers
-        also those that a job is about to settle. Read the settled batches afterwards, not before:
-        otherwise a batch that is settled in between is missed."""
-        for number, name in sorted(self._revisions.current().pending.items()):
+        """Yield the pending batches, oldest first: those of jobs that run or were killed. Read the
+        settled batches afterwards, not before: otherwise a batch that is settled in between is
+        missed."""
+        names = self._names()
+        plans = sorted((match[1], name) for name in names if (match := _PLAN.fullmatch(name)))
+        found = [(f"pack-{leaf}", name) for leaf, name in plans]
+        # Before those of this version.
+        old = earlier.pending(self._store, names)
+        for leaf, name in [*((f"pack-{int(x[9:21]):015}-{0:016x}", x) for x in old), *found]:
             with contextlib.suppress(FileNotFoundError):  # settled since
                 table = read_table(self._store.read(name), Row._fields, self._store.url_of(name))
-                yield Batch(number, table_to_rows(table, Row._fields, self._store.url_of(name)))
+                rows = table_to_rows(table, Row._fields, self._store.url_of(name))
+                yield Batch(leaf, rows, name)
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of the settled batches, oldest first."""
-        return [n for segment in self._segments() for n in range(segment.first, segment.last + 1)]
+    def numbers(self) -> list[str]:
+        """Return the names of the settled batches, oldest first."""
+        return [leaf.name for leaf in self._leaves()]
 
     def files(self) -> list[str]:
-        """Return the names of the files of the settled batches. They change with every row and key,
-        and when files are merged."""
-        return [segment.name for segment in self._segments()]
+        """Return the names of the objects of the settled batches. They change with every row and
+        key, and when batches are merged."""
+        return sorted({leaf.file for leaf in self._leaves()})
 
-    def batches(self, columns: Sequence[str] = Row._fields) -> Iterator[tuple[int, list[Row]]]:
-        """Yield number and rows of each settled batch, oldest first, with None in columns that are
-        not asked for."""
+    def batches(
+        self, columns: Sequence[str] = Row._fields, *, besides: Collection[str] = ()
+    ) -> Iterator[tuple[str, list[Row]]]:
+        """Yield name and rows of each settled batch, oldest first, with None in columns that are
+        not asked for. ``besides``: not the batches of these names."""
         tries_left = _TRIES
-        after = 0
+        read = {*besides}
         while True:
             try:
-                for segment in self._segments():
-                    if segment.last <= after:
-                        continue
-                    for number, rows in self._read(segment, columns):
-                        if after < number:
-                            after = number
-                            yield number, rows
+                new = [leaf for leaf in self._leaves() if leaf.name not in read]
+                for leaf, rows in self._read(new, columns):
+                    read.add(leaf.name)
+                    yield leaf.name, rows
                 return
             except FileNotFoundError:  # merged or wrapped again since it was listed
                 tries_left -= 1
                 if not tries_left:
                     raise
 
-    def settled_groups(self, most: int) -> Iterator[list[tuple[int, list[Row]]]]:
-        """Yield number and rows of all settled batches, oldest first, small batches together: up to
-        about ``most`` rows, or one batch."""
-        group: list[tuple[int, list[Row]]] = []
-        for number, rows in self.batches():
+    def settled_groups(
+        self, most: int, *, besides: Collection[str] = ()
+    ) -> Iterator[list[tuple[str, list[Row]]]]:
+        """Yield name and rows of all settled batches, oldest first, small batches together: up to
+        about ``most`` rows, or one batch. ``besides``: not the batches of these names."""
+        group: list[tuple[str, list[Row]]] = []
+        for name, rows in self.batches(besides=besides):
             if group and sum(len(batch) for _, batch in group) + len(rows) > most:
                 yield group
                 group = []
-            group.append((number, rows))
+            group.append((name, rows))
         yield group
 
-    def replace_all(self, batches: Mapping[int, Sequence[Row]]) -> None:
-        """Replace settled batches by the same rows with keys that were wrapped again, each batch
+    def replace_all(self, batches: Mapping[str, Sequence[Row]]) -> None:
+        """Give settled batches the keys of these rows, which were wrapped again; each batch
         whole."""
-        for segment in self._segments():
-            if not batches.keys().isdisjoint(range(segment.first, segment.last + 1)):
-                old = self._read(segment, Row._fields)
-                new = [(number, batches.get(number, rows)) for number, rows in old]
-                self._write(new, [segment])
+        left = dict(batches)
+        tries_left = _TRIES
+        while left:
+            by_file: dict[str, list[Leaf]] = {}
+            for leaf in self._leaves():
+                by_file.setdefault(leaf.file, []).append(leaf)
+            try:
+                for file, leaves in by_file.items():
+                    if any(leaf.name in left for leaf in leaves):
+                        self._replace(file, leaves, left)
+                return
+            except FileNotFoundError:  # it was merged meanwhile
+                tries_left -= 1
+                if not tries_left:
+                    raise
+
+    def _replace(self, file: str, leaves: Sequence[Leaf], left: dict[str, Sequence[Row]]) -> None:
+        """Store the leaves of an object again, with the new keys that are ``left``."""
+        found: list[tuple[Leaf, Sequence[Row]]] = []
+        for leaf, rows in self._read(leaves, Row._fields):
+            if leaf.name in left:
+                # They may have been settled otherwise meanwhile.
+                pairs = zip(rows, left[leaf.name], strict=True)
+                rows = [
+                    row._replace(key_metadata=new.key_metadata, master_key_id=new.master_key_id)
+                    for row, new in pairs
+                ]
+                leaf = leaf._replace(wraps=leaf.wraps + 1)
+            found.append((leaf, rows))
+        self._merge(found, [file])
+        for leaf, _ in found:
+            left.pop(leaf.name, None)
 
     def compact(self) -> tuple[int, int]:
-        """Store settled batches in fewer files. Rows and numbers of batches do not change. Needs a
-        ledger that is open for writing. Return the number of files before and after."""
-        state = self._revisions.current()
-        until = min(state.pending, default=state.next)
-        present = [segment for segment in self._segments() if segment.last < until]
-        before = len(present)
-        files = 0
-        while present:
-            run = [present.pop(0)]
-            batches: list[Numbered] = list(self._read(run[0], Row._fields))
-            while (
-                present
-                and present[0].first == run[-1].last + 1
-                and sum(len(rows) for _, rows in batches) < MERGED_ROWS
-            ):
-                run.append(present.pop(0))
-                batches += self._read(run[-1], Row._fields)
-            if len(run) > 1:
-                self._write(batches, run)
-            files += 1
-        return before, files
+        """Store settled batches in fewer objects. Rows and names of batches do not change. Any
+        number of processes may do this, beside jobs. Return the number of objects before and
+        after."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):  # another one has merged them meanwhile
+                return self._compact()
+        return self._compact()
 
-    def claim(self) -> Claim | None:
-        """Return the claim of the job that writes; None if none does."""
-        state = self._revisions.current()
-        if state.holder is None:
-            return None
-        return Claim(state.writer, int(self._revisions.renewed(state) * 1000))
-
-    def release(self, claim_id: str) -> None:
-        """End the claim of a job that is dead: the next job takes over what it has left. If the job
-        is alive, its next step fails. Raises OSError if there is no such claim."""
-        state = self._revisions.current()
-        if state.holder is None or state.writer != claim_id:
-            message = f"the ledger has no claim of a job {claim_id}: see ags1 spark ledger info"
-            raise OSError(errno.ENOENT, message, self.location)
-        with contextlib.suppress(LostClaimError):  # renewed, or ended, meanwhile
-            self._revisions.changed(state, {"holder": None})
+    def _compact(self) -> tuple[int, int]:
+        listed = self._names()
+        names = [x for x in listed if packs.is_pack(x) or x.startswith("batch-")]
+        leaves = self._leaves()
+        needed: set[str] = set()
+        after = 0
+        while leaves:
+            run: list[tuple[Leaf, Sequence[Row]]] = []
+            while leaves and sum(len(rows) for _, rows in run) < MERGED_ROWS:
+                run += self._read([leaves.pop(0)], Row._fields)
+            files = {leaf.file for leaf, _ in run}
+            if len(files) > 1:
+                self._merge(run, [])
+            else:
+                needed |= files
+            after += 1
+        # All that they have was read, and is in objects that were written now.
+        old = [name for name in names if name not in needed]
+        self._store.remove([*old, *earlier.strays(self._store, listed)])
+        return len(names), after
 
     # -- notes of what a job has begun
 
     def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
-        """Note that a job has begun (``JobNote``)."""
-        note = {"folder": folder, "sidecars": sidecars, "writer": self._revisions.writer}
+        """Note that a job has begun (``JobNote``), and give signs of life until ``close``."""
+        create(self._store, _sign(job_id), b"")
+        with self._signing:
+            self._jobs.add(job_id)
+        note = {"folder": folder, "sidecars": sidecars, "process": this_process()}
         create(self._store, f"_job-{job_id}.json", _json(note))
+        if self._signs is None:
+            self._signs = threading.Thread(target=self._live, name="ags1-signs", daemon=True)
+            self._signs.start()
+
+    def _live(self) -> None:
+        while not self._closing.wait(_SIGN_SECONDS):
+            with self._signing:
+                for job_id in self._jobs:
+                    with contextlib.suppress(OSError):  # the next one may succeed
+                        self._store.put(_sign(job_id), b"")
 
     def note_cleared(self, job_id: str, note: JobNote) -> None:
         """Note ``cleared_ms`` in the note of a job, which has the rest already."""
-        with contextlib.suppress(FileExistsError):  # of a job that has taken our claim over
-            name = f"_cleared-{job_id}-{note.cleared_ms}.json"
-            create(self._store, name, self._revisions.writer.encode())
+        create(self._store, f"_cleared-{job_id}-{note.cleared_ms}.json", b"")
 
     def end(self, job_id: str) -> None:
         """Note that nothing that a job staged is left. It is no error if there is no note."""
         # The job's note last: while it is there, the next job looks for the other ones.
-        self._store.remove(self._noted(f"_staged-{job_id}-"))
-        self._store.remove(self._noted(f"_cleared-{job_id}-"))
+        noted = self._noted((f"_staged-{job_id}-", f"_cleared-{job_id}-"))
+        with self._signing:  # no sign comes after this
+            self._store.remove([*noted, _sign(job_id)])
+            self._jobs.discard(job_id)
         self._store.remove([f"_job-{job_id}.json"])
 
     def notes(self) -> dict[str, JobNote]:
         """Return the notes of jobs that did not end, by job id."""
         notes: dict[str, JobNote] = {}
-        names = self._store.names()
+        names = self._names()
         cleared = {match[1]: int(match[2]) for name in names if (match := _CLEARED.fullmatch(name))}
         for name in names:
             if match := _JOB.fullmatch(name):
@@ -287,8 +323,26 @@ class Ledger:
                     sidecars = note.get("sidecars") is True
                     # In a folder, earlier versions have the time here.
                     at = cleared.get(match[1], int(note.get("cleared_ms", 0)))
-                    notes[match[1]] = JobNote(str(note["folder"]), sidecars, at)
+                    runs_in = self._process_of(match[1], str(note.get("process")), names)
+                    notes[match[1]] = JobNote(str(note["folder"]), sidecars, at, runs_in)
         return notes
+
+    def _process_of(self, job_id: str, process: str, names: Sequence[str]) -> str | None:
+        """Return where a job runs; None if it is taken for dead."""
+        if job_id in self._jobs or _sign(job_id) not in names or is_gone(process):
+            return None
+        try:
+            old = self._store.age(_sign(job_id)) > _DEAD_SECONDS
+        except FileNotFoundError:  # it has just ended
+            return None
+        return None if old else process_name(process)
+
+    def refuse_jobs(self) -> None:
+        """Raise BlockingIOError while another job runs, or has left a batch pending."""
+        if any(note.runs_in for note in self.notes().values()) or any(self.pending()):
+            message = "a job is writing, or was killed before all of its files had their names: "
+            message += "wait, or run it again, which finishes its work"
+            raise BlockingIOError(errno.EAGAIN, message, self.location)
 
     def killed(self) -> dict[str, str]:
         """Return the folders of the jobs in ``notes`` that have not been cleared."""
@@ -316,7 +370,7 @@ class Ledger:
                 staged += [(str(target), str(shared)) for target, shared in noted]
         return staged
 
-    def _noted(self, start: str) -> list[str]:
+    def _noted(self, start: str | tuple[str, ...]) -> list[str]:
         return sorted(name for name in self._store.names() if name.startswith(start))
 
     # -- rows
@@ -325,9 +379,8 @@ class Ledger:
         """Return the settled rows, oldest first, with None in columns that are not asked for;
         ``pending`` adds the pending ones, in the order of their batches."""
         # Before the settled ones, so that a batch which is settled meanwhile is not missed.
-        batches: dict[int, Sequence[Row]] = dict(self.pending()) if pending else {}
-        batches.update(self.batches(columns))
-        return [row for number in sorted(batches) for row in batches[number]]
+        new = [row for batch in self.pending() for row in batch.rows] if pending else []
+        return [row for _, rows in self.batches(columns) for row in rows] + new
 
     def done(
         self, operation: str, columns: Sequence[str] = Row._fields, *, below: str = ""
@@ -359,52 +412,62 @@ class Ledger:
                 elif row.status == REMOVED:
                     newest.pop(row.target, None)
 
-    # -- files of settled batches
+    # -- objects of settled batches
 
-    def _segments(self) -> list[Segment]:
-        # The state first: a batch that is settled afterwards belongs to a later state.
-        state = self._revisions.current()
-        return [
-            segment
-            for segment in segments(self._store.names())
-            if segment.last < state.next
-            and not any(segment.first <= number <= segment.last for number in state.pending)
-        ]
-
-    def _read(self, segment: Segment, columns: Sequence[str]) -> list[tuple[int, list[Row]]]:
-        data = self._store.read(segment.name)
-        return read_batches(data, segment, columns, self._store.url_of(segment.name))
-
-    def _write(self, batches: Sequence[Numbered], old: Sequence[Segment]) -> None:
-        """Write a file with all batches of the files ``old``, which takes their place."""
-        self._put(batches)
-        self._revisions.change()  # fails if the claim is lost, and then nothing may be removed
-        self._store.remove([segment.name for segment in old])
-
-    def _put(self, batches: Sequence[Numbered]) -> None:
-        name = segment_name(batches[0][0], batches[-1][0], self._version())
-        create(self._store, name, batches_to_bytes(batches))
-
-    def _version(self) -> tuple[int, int]:
-        self._count += 1
-        return self._revisions.current().epoch, self._count
-
-    def _remove_rest(self) -> None:
-        """Remove objects that nobody reads: earlier holders of the claim have left them. Raises
-        FormatError if the state is older than the batches: their numbers would be given again."""
-        state = self._revisions.current()
+    def _names(self) -> list[str]:
         names = self._store.names()
-        found = segments(names)
-        if found and found[-1].last >= state.next:
-            raise self._revisions.needs_import("its state is older than its batches")
-        counting = {segment.name for segment in found}
-        pending = set(state.pending.values())
-        rest = [name for name in names if is_batch(name) and name not in counting]
-        for name in names:
-            match = PENDING.fullmatch(name)
-            if match and name not in pending and int(match[2] or 0) < state.epoch:
-                rest.append(name)
-        self._store.remove(rest)
+        self._stamp = max([self._stamp, *map(packs.stamp_of, names)])
+        return names
+
+    def _next_stamp(self) -> int:
+        """Return a stamp that is later than all that were listed."""
+        self._stamp = max(time.time_ns() // 1_000_000, self._stamp + 1)
+        return self._stamp
+
+    def _leaves(self) -> list[Leaf]:
+        """Return where each leaf is, in their order."""
+        names = self._names()
+        found = packs.old_leaves(names)
+        found += [packs.single(x) for x in names if packs.is_pack(x) and not packs.is_merged(x)]
+        for name in filter(packs.is_merged, names):
+            if name not in self._footers:
+                with contextlib.suppress(FileNotFoundError):  # merged again
+                    data = self._store.read(name)
+                    where = self._store.url_of(name)
+                    self._footers[name] = packs.merged_leaves(data, name, where)
+            found += self._footers.get(name, ())
+        best: dict[str, Leaf] = {}
+        for leaf in found:
+            known = best.get(leaf.name)
+            if known is None or known[2:5] < leaf[2:5]:  # wraps, done, file
+                best[leaf.name] = leaf
+        return sorted(best.values())
+
+    def _read(
+        self, leaves: Sequence[Leaf], columns: Sequence[str]
+    ) -> Iterator[tuple[Leaf, list[Row]]]:
+        """Yield the rows of leaves. Those of one object that follow each other are read at once."""
+        file = None
+        for leaf in leaves:
+            where = self._store.url_of(leaf.file)
+            if leaf.file != file:
+                file, data = leaf.file, self._store.read(leaf.file)
+                if leaf.segment is not None:
+                    old = dict(read_batches(data, leaf.segment, columns, where))
+                else:
+                    table = read_table(data, columns, where)
+            if leaf.segment is not None:
+                yield leaf, old[leaf.stamp]
+            else:
+                count = table.num_rows if leaf.length is None else leaf.length
+                yield leaf, table_to_rows(table.slice(leaf.first, count), columns, where)
+
+    def _merge(self, leaves: Sequence[tuple[Leaf, Sequence[Row]]], old: Sequence[str]) -> None:
+        """Write an object with leaves, which takes the place of the objects ``old``."""
+        stamp = max(packs.stamp_of(leaf.file) for leaf, _ in leaves)
+        name = f"{packs.new_leaf(stamp)}.merged.parquet"
+        create(self._store, name, packs.merged_to_bytes(leaves))
+        self._store.remove(old)
 
 
 def ledger_location(text: str | os.PathLike[str]) -> str:
@@ -431,14 +494,18 @@ def check_ledger(text: str | os.PathLike[str]) -> None:
 
 def open_ledger(text: str | os.PathLike[str], *, writing: bool, durable: bool = True) -> Ledger:
     """Open the ledger that a text names: a folder, or the URL of one in an object storage or HDFS.
-    With ``writing``, it is made if it does not exist, and no other job may write to it until it is
-    closed. ``durable`` syncs a folder's files to the disk.
+    With ``writing``, it is made if it does not exist. ``durable`` syncs a folder's files to the
+    disk.
 
-    Raises BlockingIOError while another job writes, OSError, also for a storage without conditional
-    writes, FormatError for a file there that is not a ledger's, and KmsAccessDeniedError for a
-    folder that other users may write to: jobs move and remove the files that a ledger names.
+    Raises OSError, BlockingIOError while a job of an earlier version writes, FormatError for a file
+    there that is not a ledger's, and KmsAccessDeniedError for a folder that other users may write
+    to: jobs move and remove the files that a ledger names.
     """
     return Ledger(Store(ledger_location(text), durable=durable), writing=writing)
+
+
+def _sign(job_id: str) -> str:
+    return f"_alive-{job_id}"
 
 
 def _json(note: object) -> bytes:

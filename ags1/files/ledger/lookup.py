@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ...keys.sidecar import Sidecar
 from .ledger import Ledger, ledger_location, open_ledger
-from .rows import DONE, ENCRYPT
+from .rows import DONE, ENCRYPT, FAILED, REMOVED, Row
 
 _COLUMNS = ("target", "key_metadata")
+_KEYS = ("key_metadata", "nonce", "retires")
 
 
 class LedgerSidecars:
@@ -31,7 +32,7 @@ class LedgerSidecars:
         new: dict[str, Sidecar] = {}
         with open_ledger(self._ledger, writing=False) as ledger:
             if pending:
-                new = pending_keys(ledger)
+                new = pending_keys(ledger, all_keys(ledger, targets))
             files = ledger.files()
             for folder in {_folder(target) for target in targets}:
                 if folder in self._folders and self._folders[folder][0] == files:
@@ -43,10 +44,32 @@ class LedgerSidecars:
         return [joined(text, new.get(at)) for at, text in zip(targets, found, strict=True)]
 
 
-def pending_keys(ledger: Ledger) -> dict[str, Sidecar]:
-    """Return by target the keys of files that a job is giving their names, or that was killed.
-    Read the settled ones afterwards (``Ledger.pending``). Raises KeyMetadataError."""
+def all_keys(ledger: Ledger, targets: Collection[str]) -> dict[str, Sidecar]:
+    """Return by target the keys of all contents that it may have: several if two jobs wrote it, or
+    if one of them failed and its file may exist all the same. Raises KeyMetadataError."""
+    rows: dict[str, list[Row]] = {target: [] for target in targets}
+    for _, batch in ledger.batches(("operation", "status", "target", *_KEYS)):
+        for row in batch:
+            if row.operation == ENCRYPT and row.target in rows:
+                retired = set() if row.status == FAILED else {*(row.retires or "").split()}
+                kept = [one for one in rows[row.target] if one.nonce not in retired]
+                # Without nonces, the newest counts.
+                kept = [one for one in kept if one.nonce and row.status != REMOVED]
+                rows[row.target] = [*kept, row] if row.key_metadata else kept
     found: dict[str, Sidecar] = {}
+    for target, candidates in rows.items():
+        for row in candidates:
+            sidecar = joined(row.key_metadata, found.get(target))
+            if sidecar is not None:
+                found[target] = sidecar
+    return found
+
+
+def pending_keys(ledger: Ledger, found: dict[str, Sidecar] | None = None) -> dict[str, Sidecar]:
+    """Return by target the keys of files that a job is giving their names, or that was killed,
+    beside those that were ``found``. Read the settled ones afterwards (``Ledger.pending``). Raises
+    KeyMetadataError."""
+    found = {} if found is None else found
     for batch in ledger.pending():
         for row in batch.rows:
             if (row.operation, row.status) == (ENCRYPT, DONE) and row.key_metadata:

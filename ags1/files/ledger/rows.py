@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 
 from ...engine import layout
 from ...errors import FormatError
-from ...keys.sidecar import Sidecar
+from ...keys.sidecar import NONCE, Sidecar
 from ..keys import as_text
 
 ENCRYPT, DECRYPT = "encrypt", "decrypt"
@@ -33,7 +34,8 @@ class Row(NamedTuple):
     upload and its parts; otherwise a URL. ``replaces``: the target may replace an older one.
     ``plaintext_hmac``, if it was asked for, is HMAC-SHA-256 under a key derived from the KEK
     (``FileKeys.hmac_key``): a plain hash would tell which files are equal. A failed row has its
-    key if its file may exist all the same.
+    key if its file may exist all the same. ``nonce`` is the first nonce of the encrypted file, in
+    hex, and ``retires`` has those of the contents that it replaced, with spaces between.
     """
 
     operation: str
@@ -54,6 +56,19 @@ class Row(NamedTuple):
     replaces: bool
     job_id: str
     finished_ms: int
+    nonce: str | None = None
+    retires: str | None = None
+
+
+# Columns that ledgers of earlier versions do not have.
+LATER = ("nonce", "retires")
+_NONCE_IN_DOCUMENT = re.compile(rf'"{NONCE}": ?"([0-9a-f]*)"')
+
+
+def nonce_of(document: str | None) -> str | None:
+    """Return the first nonce that the document of a wrapped key names; None if it names none."""
+    match = _NONCE_IN_DOCUMENT.search(document or "")
+    return None if match is None else match[1]
 
 
 def encrypted_row(
@@ -68,6 +83,7 @@ def encrypted_row(
 ) -> Row:
     """Return the row of a new encrypted file of ``size`` bytes, which replaces none. Raises
     KeyMetadataError for a sidecar without the file's KEK, FormatError for an impossible size."""
+    document = as_text(sidecar.to_dict())
     return Row(
         operation=ENCRYPT,
         source=source,
@@ -79,7 +95,7 @@ def encrypted_row(
         status=DONE,
         error_kind=None,
         error=None,
-        key_metadata=as_text(sidecar.to_dict()),
+        key_metadata=document,
         key_id=sidecar.key_id,
         master_key_id=sidecar.kek_entry(sidecar.file_keys[0]).encrypted_by_id,
         plaintext_hmac=None,
@@ -87,6 +103,7 @@ def encrypted_row(
         replaces=False,
         job_id=job_id,
         finished_ms=time.time_ns() // 1_000_000,
+        nonce=nonce_of(document),
     )
 
 
@@ -103,10 +120,11 @@ SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in Row._field
 
 
 class Batch(NamedTuple):
-    """A pending batch and its rows."""
+    """A pending batch: its name, which it keeps, its rows, and the object that they are in."""
 
-    number: int
+    name: str
     rows: Sequence[Row]
+    file: str
 
 
 def rows_to_table(rows: Sequence[Row]) -> pa.Table:
@@ -146,6 +164,10 @@ def read_table(data: bytes, columns: Iterable[str], where: str) -> pa.Table:
             if opened.metadata.num_rows > _MAX_ROWS:
                 raise damaged("no batch has so many rows", where)
             table = opened.read(columns=names)
+            for name in LATER:
+                if name in names and name not in table.column_names:
+                    nothing = pa.nulls(table.num_rows, SCHEMA.field(name).type)
+                    table = table.add_column(names.index(name), name, nothing)
     except pa.ArrowInvalid as error:
         raise damaged(str(error), where) from None
     if table.column_names != names:

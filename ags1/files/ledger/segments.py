@@ -1,10 +1,10 @@
-"""The files of settled batches, one each, or several that were merged into one (``compact``)::
+"""The files of settled batches of earlier versions, one batch each, or several that were merged::
 
-    batch-<number>.<epoch>-<count>.parquet  one batch; a name is used only once (``state``)
+    batch-<number>.<epoch>-<count>.parquet  one batch
     batch-<first>-<last>.….parquet          merged batches; the Parquet footer has their lengths
-    batch-….parquet                         of an earlier version, in a folder
+    batch-….parquet                         of a still earlier version, in a folder
 
-A batch keeps its number when it is merged. Knows no storage.
+Nothing writes them any more. Knows no storage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from .rows import Row, damaged, read_table, rows_to_table, table_to_rows, to_parquet
+from .rows import Row, damaged, read_table, table_to_rows
 
 _NAME = re.compile(r"batch-(\d{12})(?:-(\d{12}))?(?:\.(\d{6})-(\d{6}))?\.parquet")
 _LENGTHS = b"ags1.batches"
@@ -48,26 +48,6 @@ def segments(names: Iterable[str]) -> list[Segment]:
         if not place or counting[place - 1].last < segment.first:
             counting.insert(place, segment)
     return counting
-
-
-def segment_name(first: int, last: int, version: tuple[int, int]) -> str:
-    """Return the name of a file of batches."""
-    until = "" if first == last else f"-{last:012}"
-    return f"batch-{first:012}{until}.{version[0]:06}-{version[1]:06}.parquet"
-
-
-def is_batch(name: str) -> bool:
-    """Whether this is the name of a file of settled batches."""
-    return _NAME.fullmatch(name) is not None
-
-
-def batches_to_bytes(batches: Sequence[Numbered]) -> bytes:
-    """Return settled batches as one Parquet file."""
-    table = rows_to_table([row for _, rows in batches for row in rows])
-    if len(batches) > 1:
-        lengths = json.dumps([[number, len(rows)] for number, rows in batches])
-        table = table.replace_schema_metadata({_LENGTHS: lengths})
-    return to_parquet(table)
 
 
 def read_batches(

@@ -1,7 +1,6 @@
 """``Store``: where a ledger keeps its objects. They are made once, read, listed and removed.
 
-All that a storage must have is a conditional write: a write that makes an object whole, and fails
-if there is one of that name. ``check`` tries that out. Knows nothing of ledgers.
+All that a storage must have is that objects appear whole. Knows nothing of ledgers.
 """
 
 from __future__ import annotations
@@ -16,16 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...engine._gcm import random_bytes
 from ...errors import KmsAccessDeniedError
-from ...host.atomic import already_exists
 from ...kms.passphrase import check_owner
 from ..paths import local_path
 from ..storage.bucket import Bucket, open_bucket
 from ..storage.folder import Folder
 
-BUSY = (
-    "another job is writing to this ledger: wait for it, or give each folder of targets a ledger "
-    "of its own"
-)
+BUSY = "a job of an earlier version is writing to this ledger: wait for it"
 # How often an object is written again whose writer got no answer.
 _TRIES = 3
 # Requests at a time.
@@ -47,8 +42,8 @@ class Store:
         return f"{self.url}/{name}" if name else self.url
 
     def put(self, name: str, data: bytes) -> None:
-        """Make an object, whole or not at all. Raises FileExistsError if there is one."""
-        self._storage.write(self.url_of(name), data, new=True)
+        """Write an object, whole or not at all, in place of an older one."""
+        self._storage.write(self.url_of(name), data)
 
     def read(self, name: str) -> bytes:
         """Return an object. Raises FileNotFoundError."""
@@ -72,20 +67,24 @@ class Store:
         """Return when an object was made, in seconds since 1970, by the storage's clock."""
         return self._storage.modified(self.url_of(name))
 
-    def check(self, age_of: str | None) -> float:
-        """Make sure that a ledger can be written here. Return how old the object ``age_of`` is, in
-        seconds, by the storage's own clock; 0 without one. Raises OSError for a storage without
-        conditional writes, with the way out, and KmsAccessDeniedError for a folder that others may
-        write to."""
-        if not self._storage.is_remote:
+    def check(self) -> None:
+        """Make sure that a ledger can be written here. Raises OSError, also for a storage whose
+        objects do not appear whole, BlockingIOError while a job of an earlier version writes, and
+        KmsAccessDeniedError for a folder that others may write to."""
+        if isinstance(self._storage, Bucket):
+            self._storage.check_whole(self.url)
+        else:
             os.makedirs(self.url, mode=0o700, exist_ok=True)
             _refuse_others(self.url)
             self._lock_out()
+
+    def age(self, name: str) -> float:
+        """Return how old an object is, in seconds, by the storage's own clock."""
         # Readers of Parquet folders pass over names that begin with ``_``.
         probe = f"_probe-{random_bytes(8).hex()}"
+        self.put(probe, b"")
         try:
-            self._storage.check_exclusive(self.url_of(probe))
-            return 0.0 if age_of is None else self.modified(probe) - self.modified(age_of)
+            return self.modified(probe) - self.modified(name)
         finally:
             self.remove([probe])
 
@@ -122,21 +121,11 @@ def _refuse_others(folder: str) -> None:
 
 
 def create(store: Store, name: str, data: bytes) -> None:
-    """Make an object. Raises FileExistsError if somebody else has made it. ``data`` has to be
-    unlike all that others write under this name: it tells who has made the object, if the answer to
-    a request was lost."""
+    """Write an object, a few times if there is no answer. Raises OSError."""
     for tries_left in reversed(range(_TRIES)):
         try:
             store.put(name, data)
             return
-        except OSError as error:
-            # The request, or an earlier one whose answer was lost, may have made the object.
-            try:
-                found = store.read(name)
-            except FileNotFoundError:
-                if isinstance(error, FileExistsError) or not tries_left:
-                    raise error from None
-                continue
-            if found != data:
-                raise already_exists(store.url_of(name)) from None
-            return
+        except OSError:
+            if not tries_left:
+                raise

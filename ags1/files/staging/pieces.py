@@ -11,7 +11,8 @@ BLOCK_SIZE = layout.DEFAULT_BLOCK_SIZE
 
 class Item(NamedTuple):
     """The work on one file. Sizes are in bytes. ``wrapped`` is the wrapped key, if there is one
-    already. ``replaces``: the target may exist. The file may be cut into ranges whose sizes are
+    already. ``replaces``: the target may exist; ``retires`` has the first nonces of what it may be.
+    The file may be cut into ranges whose sizes are
     multiples of ``unit`` blocks; if that is 0, one task does the whole file."""
 
     number: int
@@ -24,6 +25,7 @@ class Item(NamedTuple):
     wrapped: str | None = None
     replaces: bool = False
     unit: int = 1
+    retires: str = ""
 
 
 class Piece(NamedTuple):

@@ -3,8 +3,7 @@ optional.
 
 A write of a new file is ``If-None-Match: *`` of S3 and Azure, and generation 0 of Google. fsspec
 calls it ``pipe_file(mode="create")``. Some storages ignore the condition, and some of fsspec's file
-systems look first and write then. ``check_exclusive`` tells both. HDFS has no such write, but a
-rename in it fails if there is a file of the new name (``Hdfs``).
+systems look first and write then.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from .protocol import Status
 
 # Larger files are uploaded from the disk, in parts.
 _IN_MEMORY = 32 << 20
-_NO_CONDITION = (
-    "this storage has no conditional writes, so two jobs could write to one ledger: use an S3 "
-    "bucket whose server knows If-None-Match, Google's or Azure's storage, HDFS by webhdfs://, or "
-    "a folder of the driver"
+_IN_PARTS = (
+    "files of this storage can be seen while they are written, and those of a ledger must not: use "
+    "an object storage, HDFS by webhdfs://, or a folder of the driver"
 )
 # The keys in fsspec's info of a file whose values change with the file.
 _VERSIONS = (
@@ -164,27 +163,20 @@ class Bucket:
         with self.errors(path), contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self.name(path))
 
-    def check_exclusive(self, path: str) -> None:
-        """Make the file ``path``. Raise OSError, with the way out, if a write of a new file may
-        replace another one."""
-        if self._looks_first():
-            raise OSError(errno.ENOTSUP, _NO_CONDITION, path)
-        self.write(path, b"1", new=True)
-        with contextlib.suppress(FileExistsError):
-            self.write(path, b"2", new=True)
-            raise OSError(errno.ENOTSUP, _NO_CONDITION, path)
-
-    def _looks_first(self) -> bool:
-        """Whether the file system looks whether there is a file, and writes then. pyarrow's HDFS
-        is one of those that do."""
+    def check_whole(self, path: str) -> None:
+        """Raise OSError, with the way out, if files can be seen while they are written. pyarrow's
+        HDFS is such a file system."""
         from fsspec.asyn import AsyncFileSystem  # optional
         from fsspec.implementations.arrow import ArrowFSWrapper
         from fsspec.spec import AbstractFileSystem
 
         kind = type(self.fs)
+        by_parts: tuple[Any, ...] = (AbstractFileSystem.pipe_file, ArrowFSWrapper.pipe_file)
+        write = kind.pipe_file
         if isinstance(self.fs, AsyncFileSystem):
-            return kind._pipe_file is AsyncFileSystem._pipe_file
-        return kind.pipe_file in (AbstractFileSystem.pipe_file, ArrowFSWrapper.pipe_file)
+            write, by_parts = kind._pipe_file, (AsyncFileSystem._pipe_file,)
+        if write in by_parts:
+            raise OSError(errno.ENOTSUP, _IN_PARTS, path)
 
     def modified(self, path: str) -> float:
         """Return when a file was written, in seconds since 1970, by the storage's clock."""
@@ -206,22 +198,51 @@ class Below(Bucket):
 
 
 class Hdfs(Bucket):
-    """Files in HDFS, through its web interface. A new file is written under another name, and
-    renamed. fsspec's own ``mv`` drops the answer that says whether it was renamed."""
+    """Files in HDFS, through its web interface. A file could be seen while it is written, so it is
+    written under another name, and renamed. fsspec's own ``mv`` replaces no file, and drops the
+    answer that says whether it was renamed."""
+
+    def read(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
+        if end is not None:
+            return super().read(path, begin, end)
+        # If a file was removed just now, fsspec takes a data node's error for its content.
+        with self.errors(path):
+            answer = self.fs._call("OPEN", path=self.name(path), offset=begin, redirect=False)
+            if "Location" in answer.headers:
+                answer = self.fs.session.get(self.fs._apply_proxy(answer.headers["Location"]))
+            if answer.status_code == HTTPStatus.NOT_FOUND:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            answer.raise_for_status()
+            return bytes(answer.content)
+
+    def write(self, path: str, data: bytes, *, new: bool = False) -> None:
+        if new:
+            super().write(path, data, new=True)
+            return
+        with self.errors(path):
+            staged, name = self._staged(path, data)
+            more = {"destination": name, "renameoptions": "OVERWRITE"}
+            self.fs._call("RENAME", method="put", path=staged, **more)
 
     def _create(self, path: str, source: bytes | Path) -> None:
-        name = self.name(path)
-        folder, _, last = name.rpartition("/")
-        staged = f"{folder}/_put-{random_bytes(8).hex()}-{last}"
-        self.fs.makedirs(folder, exist_ok=True)
-        self.fs.pipe_file(staged, source if isinstance(source, bytes) else source.read_bytes())
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        staged, name = self._staged(path, data)
         answer = self.fs._call("RENAME", method="put", path=staged, destination=name)
         if answer.json()["boolean"] is not True:
             self.fs.rm_file(staged)
             raise already_exists(path)
 
-    def _looks_first(self) -> bool:
-        return False
+    def _staged(self, path: str, data: bytes) -> tuple[str, str]:
+        """Write bytes under another name. Return that one, and the file's own."""
+        name = self.name(path)
+        folder, _, last = name.rpartition("/")
+        staged = f"{folder}/_put-{random_bytes(8).hex()}-{last}"
+        self.fs.makedirs(folder, exist_ok=True)
+        self.fs.pipe_file(staged, data)
+        return staged, name
+
+    def check_whole(self, path: str) -> None:
+        return
 
     def modified(self, path: str) -> float:
         with self.errors(path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -12,11 +11,6 @@ from ...host.atomic import AtomicFile, StagedFile
 from ...host.regular_file import regular_file
 from ..paths import local_path
 from .protocol import Status
-
-_NO_LINKS = (
-    "this file system has no hard links, so two jobs could write to one ledger: use a folder of "
-    "another file system, or the URL of an object storage"
-)
 
 
 class Folder:
@@ -80,17 +74,6 @@ class Folder:
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.name(path))
-
-    def check_exclusive(self, path: str) -> None:
-        """Make the file ``path``. Raise OSError if a write of a new file may replace another one,
-        which AtomicFile excludes by a link."""
-        self._make_folder(path)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        try:
-            os.link(path, f"{path}-2")
-        except OSError:
-            raise OSError(errno.ENOTSUP, _NO_LINKS, os.path.dirname(path)) from None
-        self.remove(f"{path}-2")
 
     def modified(self, path: str) -> float:
         """Return when a file was written, in seconds since 1970, by the storage's clock."""

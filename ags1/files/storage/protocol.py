@@ -37,8 +37,7 @@ class Storage(Protocol):
 
     def write(self, path: str, data: bytes, *, new: bool = False) -> None:
         """Write a file, whole or not at all, in place of an older one. With ``new``, raise
-        FileExistsError if there is one. A storage may look first and write then, unless
-        ``check_exclusive`` says that it does not."""
+        FileExistsError if there is one; a storage may look first and write then."""
 
     def scratch(self, path: str) -> StagedFile:
         """Return a place on this machine for the bytes of a file that gets its name later."""

@@ -65,15 +65,19 @@ def open_version(
     location_map: Mapping[str, str] | None = None,
     require_encrypted: bool = False,
     cache: KekCache | None = None,
+    before: EncryptionManager | None = None,
 ) -> Version:
     """Return the version of a table whose metadata was read and checked. ``io`` is the FileIO of
-    its files. The other arguments are those of ``open_table``. Raises KeyMetadataError if only the
+    its files. ``before`` has the keys of an earlier version. The other arguments are those of
+    ``open_table``. Raises KeyMetadataError if only the
     metadata says what the table's key is, and the KMS would unwrap with any key that is named."""
     key_id = base.trust.key_id
     if base.trust.has_hash:
         # A hash confirms the whole metadata, with the key ID.
         key_id = base.metadata["properties"][TABLE_KEY_ID]
-    keys = EncryptionManager.from_metadata(base.metadata, kms, table_key_id=key_id, cache=cache)
+    keys = EncryptionManager.from_metadata(
+        base.metadata, kms, table_key_id=key_id, cache=cache, before=before
+    )
     files = TableFiles(io, keys, location_map=location_map, require_encrypted=require_encrypted)
     trust = replace(base.trust, key_id=keys.table_key_id)
     return Version(replace(base, trust=trust), parse_metadata(base.metadata), files)
@@ -167,7 +171,7 @@ class TableSession(BuiltTable):
         they are under another master key, ``committed_refs`` the refs that the catalog has."""
         keys = self.files.keys if manager is None else manager
         keys = EncryptionManager.from_metadata(
-            metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache
+            metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache, before=keys
         )
         files = self.files.with_keys(keys)
         return TableView(metadata, files, committed_refs=committed_refs)
@@ -211,6 +215,7 @@ class TableSession(BuiltTable):
                 location_map=files.location_map,
                 require_encrypted=files.require_encrypted,
                 cache=keys.cache,
+                before=keys,
             )
             self.switch_to(version, base)
 

@@ -41,6 +41,7 @@ from ..read.snapshots import EncryptedSnapshot
 from ..spec.constants import MAIN_BRANCH
 from ..steps import SnapshotStep
 from ..storage.output import TableOutput
+from ..storage.table_files import ManifestCache
 from ..transaction import EncryptedTransaction
 from ..write.conflicts import ConflictError, find_rewrite_conflict
 from ..write.executors import Identity, RewriteThreads
@@ -343,18 +344,23 @@ def rewrite_data_files(
     expression = parse_row_filter(row_filter)
     table.output()  # raises if the table cannot be written to
     at_once = RewriteThreads(threads)
-    plan = table.or_newer(
-        lambda: plan_compaction(
-            table.view().at(branch), options, expression, case_sensitive=case_sensitive
-        )
-    )
+    cache = ManifestCache()
+
+    def planned() -> CompactionPlan:
+        view = table.view().at(branch)
+        view.files.manifest_cache = cache
+        return plan_compaction(view, options, expression, case_sensitive=case_sensitive)
+
+    plan = table.or_newer(planned)
     if dry_run or plan.is_empty:
         return plan.expected()
     meter = Meter(progress)
     meter.total = plan.size
     if not partial_progress:
-        return _compact(table, plan, plan.groups, at_once, meter, branch).done
-    return _compact_in_parts(table, plan, partial_progress_max_commits, at_once, meter, branch)
+        return _compact(table, plan, plan.groups, at_once, meter, branch, cache=cache).done
+    return _compact_in_parts(
+        table, plan, partial_progress_max_commits, at_once, meter, branch, cache
+    )
 
 
 def _compact(
@@ -365,9 +371,11 @@ def _compact(
     meter: Meter,
     branch: str | None,
     removed: Collection[Identity] = (),
+    *,
+    cache: ManifestCache,
 ) -> Compaction:
-    """Rewrite groups of a compaction and commit them."""
-    transaction = EncryptedTransaction(table)
+    """Rewrite groups of a compaction and commit them. ``cache`` has the manifests of the plan."""
+    transaction = EncryptedTransaction(table, manifest_cache=cache)
     compaction = Compaction(plan, groups, transaction.output, threads, meter.add, removed=removed)
     step = SnapshotStep(
         transaction.output, compaction.change, {}, branch, recheck=compaction.recheck
@@ -384,6 +392,7 @@ def _compact_in_parts(
     threads: RewriteThreads,
     meter: Meter,
     branch: str | None,
+    cache: ManifestCache,
 ) -> Compacted:
     """Rewrite the groups of a compaction in several commits. If no part was committed, raises
     what the last one has raised."""
@@ -392,7 +401,7 @@ def _compact_in_parts(
     failure: Exception | None = None
     for groups in plan.batches(commits):
         try:
-            part = _compact(table, plan, groups, threads, meter, branch, removed)
+            part = _compact(table, plan, groups, threads, meter, branch, removed, cache=cache)
         except (CommitStateUnknownException, *KMS_UNUSABLE):
             raise
         except Exception as error:

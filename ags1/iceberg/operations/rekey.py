@@ -23,7 +23,6 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import ALWAYS_TRUE
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError
 from ..commit.session import TableSession
@@ -35,6 +34,7 @@ from ..read.tasks import TaskReader
 from ..spec.constants import MAIN_BRANCH
 from ..steps import RecomputedSnapshotStep
 from ..storage.table_files import TableFiles
+from ..storage.workers import workers
 from ..transaction import EncryptedTransaction
 from ..write.executors import Identity, RewriteExecutor, RewriteThreads
 from ..write.snapshot import FileChange
@@ -151,7 +151,7 @@ def exposed_paths(snapshots: Iterable[Snapshot], files: TableFiles) -> frozenset
     plaintext = [manifest for manifest in all_manifests if manifest.is_plaintext]
     if not plaintext:
         return frozenset()
-    pool = ExecutorFactory.get_or_create()
+    pool = workers(files, plaintext[0].manifest_path)
 
     def listed(manifest: EncryptedManifest) -> list[ContentFile]:
         return [e.file for e in read_entries(manifest, files, discard_deleted=False)]

@@ -29,7 +29,6 @@ from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.utils.concurrent import ExecutorFactory
 from pyroaring import BitMap64
 
 from ...keys.manager import EncryptionManager
@@ -40,6 +39,7 @@ from ..read.records import ADDED, POSITION_DELETES, ContentFile, ManifestEntry, 
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
+from ..storage.workers import workers
 from ..write.deletion_vectors import write_deletion_vectors
 from ..write.executors import Done, Identity, RewriteExecutor, RewriteThreads
 
@@ -126,7 +126,9 @@ def live_entries(
     def live(manifest: ManifestFile) -> list[ManifestEntry]:
         return read_entries(manifest, files)
 
-    of_manifests = ExecutorFactory.get_or_create().map(live, manifests)
+    if not manifests:
+        return {}
+    of_manifests = workers(files, manifests[0].manifest_path).map(live, manifests)
     entries: dict[Identity, ManifestEntry] = {}
     for entry in itertools.chain.from_iterable(of_manifests):
         if entries.setdefault(entry.file.identity, entry) is not entry:

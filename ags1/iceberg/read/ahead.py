@@ -19,6 +19,8 @@ from typing import TypeVar
 import pyarrow as pa
 from pyiceberg.utils.concurrent import ExecutorFactory
 
+from ..storage.workers import pool_size
+
 _LARGE_FILE = 32 << 20
 
 _Item = TypeVar("_Item")
@@ -59,7 +61,7 @@ def read_ahead(
     ``most`` bytes according to ``size_of``, or there is only one. ``pool`` has the threads; without
     one, they are PyIceberg's."""
     executor = pool or ExecutorFactory.get_or_create()
-    window = getattr(executor, "_max_workers", None) or 8
+    window = pool_size(executor)
     running: deque[tuple[int, Future[_Result]]] = deque()
     size = 0
     try:

@@ -30,6 +30,7 @@ from pyiceberg.manifest import (
 from pyiceberg.table import ALWAYS_TRUE, FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
+from ...columns.avro._decoder import untrack
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ..pyiceberg.records import record_values
 from ..pyiceberg.scans import ManifestPlanner, min_sequence_number, partition_spec_is_void
@@ -165,41 +166,46 @@ class EncryptedPlanner(ManifestPlanner):
     def plan_files(
         self,
         manifests: Iterable[ManifestFile],
-        manifest_entry_filter: Callable[[ManifestEntry], bool] = lambda _: True,
+        manifest_entry_filter: Callable[[ManifestEntry], bool] | None = None,
     ) -> list[FileScanTask]:
         """Return the tasks. Each has a data file and the delete files that apply to it. Raises
         NotEncryptedError if a data file is not encrypted and the table's io says
         ``require_encrypted``, and NotImplementedError for ORC files."""
         specs = self.table_metadata.specs()
         deletes = DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
+        require_encrypted = to_table_files(self.io).require_encrypted
         data: list[ManifestEntry] = []
         for entry in itertools.chain.from_iterable(self.plan_manifest_entries(manifests)):
-            if entry.data_file.content != DataFileContent.DATA:
+            file = cast("ContentFile", entry.data_file)
+            if file.content != DataFileContent.DATA:
                 deletes.add(entry)
-            elif manifest_entry_filter(entry):
-                self._check(cast("ContentFile", entry.data_file))
+            elif manifest_entry_filter is None or manifest_entry_filter(entry):
+                if require_encrypted and not file.is_encrypted:
+                    raise _not_encrypted(file)
+                if file.stored_format == FileFormat.ORC:
+                    raise _is_orc(file)
                 data.append(entry)
-        return [
-            FileScanTask(
-                entry.data_file,
-                delete_files=deletes.of(entry),
-                residual=self.row_filter,
-            )
-            for entry in data
-        ]
+        return [self._task(entry, deletes.of(entry)) for entry in data]
 
-    def _check(self, file: ContentFile) -> None:
-        if not file.is_encrypted and to_table_files(self.io).require_encrypted:
-            raise NotEncryptedError(
-                "this data file is not encrypted, and the caller requires encryption: rewrite it "
-                "with rekey, or do not require encryption",
-                file=file.file_path,
-            )
-        if file.stored_format == FileFormat.ORC:
-            raise NotImplementedError(
-                f"{file.file_path}: Iceberg cannot encrypt ORC files, so they are not read in an "
-                "encrypted table"
-            )
+    def _task(self, entry: ManifestEntry, deletes: set[DataFile]) -> FileScanTask:
+        task = FileScanTask(entry.data_file, deletes, self.row_filter)
+        untrack(task.delete_files)
+        return untrack(task)
+
+
+def _not_encrypted(file: ContentFile) -> NotEncryptedError:
+    return NotEncryptedError(
+        "this data file is not encrypted, and the caller requires encryption: rewrite it with "
+        "rekey, or do not require encryption",
+        file=file.file_path,
+    )
+
+
+def _is_orc(file: ContentFile) -> NotImplementedError:
+    return NotImplementedError(
+        f"{file.file_path}: Iceberg cannot encrypt ORC files, so they are not read in an encrypted "
+        "table"
+    )
 
 
 def _sequence_number(entry: ManifestEntry) -> int:

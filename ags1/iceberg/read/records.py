@@ -133,7 +133,7 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
     @property
     def stored_format(self) -> FileFormat:
         """The file's format."""
-        return super().file_format
+        return cast("FileFormat", self._data[_FORMAT])
 
     @property
     def file_format(self) -> FileFormat:
@@ -203,7 +203,7 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
         return f"{type(self).__name__}({self.file_path!r}, {self.record_count} rows)"
 
 
-_COLUMN_SIZES = DATA_FILE.index("column_sizes")
+_COLUMN_SIZES, _FORMAT = map(DATA_FILE.index, ("column_sizes", "file_format"))
 
 
 class ManifestEntry(NamedRecord, PyIcebergEntry):

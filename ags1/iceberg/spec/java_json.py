@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import math
+import operator
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -25,19 +26,28 @@ _Order = Callable[[Any, bool], Any]
 
 class _Form:
     """The fields of a JSON object in Java's order. ``inside`` orders the values of some fields.
-    Java does not print the fields ``omitted_when_empty`` if they are empty or zero."""
+    Java does not print the fields ``omitted_when_empty`` if they are empty or zero. What has this
+    form is returned as it is."""
 
     def __init__(
         self, fields: str, inside: Mapping[str, _Order] | None = None, omitted_when_empty: str = ""
     ) -> None:
         self._fields = tuple(fields.split())
         self._known = frozenset(self._fields)
+        self._places = {name: place for place, name in enumerate(self._fields)}
         self._inside = inside or {}
         self._omitted_when_empty = frozenset(omitted_when_empty.split())
 
     def __call__(self, value: Any, known_only: bool) -> Any:
         if not isinstance(value, dict):
             return value
+        if self._is_ordered(value):
+            changed = {
+                name: inner
+                for name, order in self._inside.items()
+                if name in value and (inner := order(value[name], known_only)) is not value[name]
+            }
+            return {**value, **changed} if changed else value
         is_known = known_only or self._known.issuperset(value)
         unknown = {} if is_known else self._followers(value)
         ordered: dict[str, Any] = unknown.get("", {})
@@ -49,6 +59,17 @@ class _Form:
             if name in unknown:
                 ordered.update(unknown[name])
         return ordered
+
+    def _is_ordered(self, value: dict[str, Any]) -> bool:
+        """Whether this level has the form already. Of many snapshots, most do."""
+        before = -1
+        for name, inner in value.items():
+            place = self._places.get(name, -1)
+            omitted = inner is None or (not inner and name in self._omitted_when_empty)
+            if place <= before or omitted:
+                return False
+            before = place
+        return True
 
     def unknown(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that are not known."""
@@ -68,8 +89,10 @@ class _Form:
 
 def _each(order: _Order) -> _Order:
     def ordered(values: Any, known_only: bool) -> Any:
-        is_list = isinstance(values, list)
-        return [order(value, known_only) for value in values] if is_list else values
+        if not isinstance(values, list):
+            return values
+        made = [order(value, known_only) for value in values]
+        return values if all(map(operator.is_, made, values)) else made
 
     return ordered
 
@@ -111,6 +134,7 @@ def _type(value: Any, known_only: bool) -> Any:
 def _column(value: Any, known_only: bool) -> Any:
     ordered = _COLUMN(value, known_only)
     if isinstance(ordered, dict) and ordered.get("type") in ("float", "double"):
+        ordered = dict(ordered)
         for name in ("initial-default", "write-default"):
             default = ordered.get(name)
             if isinstance(default, int | float) and not isinstance(default, bool):
@@ -119,7 +143,7 @@ def _column(value: Any, known_only: bool) -> Any:
 
 
 def _summary(value: Any, known_only: bool) -> Any:
-    if isinstance(value, dict) and "operation" in value:
+    if isinstance(value, dict) and "operation" in value and next(iter(value)) != "operation":
         return {"operation": value["operation"], **value}
     return value
 

@@ -17,9 +17,14 @@ from .table_files import TableFiles
 REMOTE_WORKERS = 16
 
 
+def pool_size(executor: Executor) -> int:
+    """Return the number of an executor's threads, which decides how far others read ahead."""
+    return getattr(executor, "_max_workers", None) or 8
+
+
 def _remote_pool() -> ThreadPoolExecutor:
-    cpus = getattr(ExecutorFactory.get_or_create(), "_max_workers", REMOTE_WORKERS)
-    return ThreadPoolExecutor(max(REMOTE_WORKERS, cpus), "ags1-remote")
+    local = pool_size(ExecutorFactory.get_or_create())
+    return ThreadPoolExecutor(max(REMOTE_WORKERS, local), "ags1-remote")
 
 
 _REMOTE = PerProcess(_remote_pool)

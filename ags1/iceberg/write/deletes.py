@@ -25,7 +25,6 @@ from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..read.binding import bind_filter
 from ..read.planning import EncryptedPlanner, live_rows, path_of_all
@@ -76,7 +75,7 @@ def find_deletes(
     planner = DeletePlanner(view, row_filter, case_sensitive=case_sensitive)
     # Only the columns of the filter and of equality deletes are read.
     planner.reader.share(len(planner.unknown))
-    matches = ExecutorFactory.get_or_create().map(planner.reader.matches, planner.unknown)
+    matches = view.workers.map(planner.reader.matches, planner.unknown)
     return planner.plan(zip(planner.unknown, matches, strict=True))
 
 

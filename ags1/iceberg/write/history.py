@@ -13,7 +13,6 @@ from typing import cast
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table.snapshots import ancestors_of
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..read.records import ADDED, DATA, DELETED, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedSnapshot
@@ -77,7 +76,7 @@ def _changes_of(snapshot: EncryptedSnapshot, view: TableView) -> Changes:
         entries = read_entries(manifest, view.files, discard_deleted=False)
         return [entry for entry in entries if entry.snapshot_id == snapshot_id]
 
-    by_manifest = ExecutorFactory.get_or_create().map(own, manifests)
+    by_manifest = view.workers.map(own, manifests)
     entries = list(itertools.chain.from_iterable(by_manifest))
     return Changes(
         snapshot_id,

@@ -139,7 +139,8 @@ class Merger:
         def read(part: Part) -> list[pa.RecordBatch]:
             return list(stream(part))
 
-        yield from in_order(stream, read, merge.parts, lambda part: part.size, _READ_AHEAD)
+        pool = self._view.workers
+        yield from in_order(stream, read, merge.parts, lambda part: part.size, _READ_AHEAD, pool)
 
 
 def _metadata_for(metadata: Mapping[str, Any], target_size: int) -> dict[str, Any]:

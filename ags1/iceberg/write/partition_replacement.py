@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyiceberg.table.snapshots import IsolationLevel
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..read.planning import partition_key
 from ..read.records import DATA, ContentFile, ManifestEntry, read_entries
@@ -75,5 +74,5 @@ class PartitionReplacement:
             for manifest in view.manifests
             if is_everything or manifest.partition_spec_id == self._spec_id
         ]
-        found = ExecutorFactory.get_or_create().map(inside, manifests)
+        found = view.workers.map(inside, manifests)
         return {entry.file.identity: entry for entries in found for entry in entries}

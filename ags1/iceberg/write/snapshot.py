@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
+from ..read.ahead import read_ahead
 from ..read.pruning import PartitionsOfFiles
 from ..read.records import ADDED, DATA, DELETED, ContentFile, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedManifest
@@ -33,7 +35,9 @@ from ..spec.constants import MAIN_BRANCH
 from ..spec.properties import number_in
 from ..spec.table_keys import with_own_kek
 from ..storage.output import TableOutput
+from ..storage.workers import pool_size
 from .conflicts import ConflictError, Read
+from .executors import CancellingPool
 from .manifests import (
     DATA_MANIFEST,
     DEFAULT_TARGET_SIZE,
@@ -54,6 +58,8 @@ _MERGE_ENABLED = "commit.manifest-merge.enabled"
 _MERGE_MIN_COUNT = "commit.manifest.min-count-to-merge"
 _MERGE_TARGET_SIZE = "commit.manifest.target-size-bytes"
 _DEFAULT_MIN_COUNT = 100
+# How many bytes of manifests are read or written at once; decoded, they take several times as much.
+_AT_ONCE = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,15 @@ class _Rewrite:
     manifest: EncryptedManifest
     removed: Collection[tuple[str, int | None]]
 
+    @property
+    def is_emptied(self) -> bool:
+        """Whether the manifest loses all its files."""
+        return len(self.removed) == self.manifest.live_files_count
+
+
+# Manifests that become one.
+_Group: TypeAlias = "Sequence[EncryptedManifest | _Rewrite]"
+
 
 class SnapshotProducer:
     """Writes the manifests and manifest lists of one snapshot to ``output``, for each attempt to
@@ -114,6 +129,7 @@ class SnapshotProducer:
         self._properties = dict(properties or {})
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(0)
+        self._lock = threading.Lock()
         self._written: list[str] = []
         self._used: set[str] = set()
         self._added: tuple[Any, list[EncryptedManifest]] | None = None
@@ -201,32 +217,38 @@ class SnapshotProducer:
         """Return the head's manifests that are kept, and those to rewrite because they list removed
         files. Raises ConflictError if a file is in none."""
         wanted = {entry.file.identity: entry.file for entry in change.removed}
-        listed: set[tuple[str, int | None]] = set()
-        kept: list[EncryptedManifest] = []
-        rewritten: list[_Rewrite] = []
         contents = {_manifest_content(entry.file) for entry in change.removed}
         partitions = PartitionsOfFiles(view.specs, view.parsed.schemas)
         for entry in change.removed:
             partitions.add(entry.file)
-        for manifest in view.manifests:
-            if not manifest.live_files_count:
-                # Readers do not need a manifest that lists only deleted files.
-                continue
-            is_changed = manifest.is_plaintext or (
-                change.forgets_removed and lists_removed_files(manifest)
-            )
-            may_list = manifest.content in contents and partitions.may_be_in(manifest)
-            if not (may_list or is_changed):
+        # Readers do not need a manifest that lists only deleted files.
+        manifests = [manifest for manifest in view.manifests if manifest.live_files_count]
+
+        def is_changed(manifest: EncryptedManifest) -> bool:
+            forgets = change.forgets_removed and lists_removed_files(manifest)
+            return manifest.is_plaintext or forgets
+
+        def may_list(manifest: EncryptedManifest) -> bool:
+            return manifest.content in contents and partitions.may_be_in(manifest)
+
+        def listed_in(manifest: EncryptedManifest) -> frozenset[tuple[str, int | None]]:
+            entries = read_entries(manifest, view.files)
+            return frozenset(entry.file.identity for entry in entries) & wanted.keys()
+
+        # All of them are searched, because a table may have a file twice.
+        searched = [m for m in manifests if may_list(m) or is_changed(m)]
+        found = read_ahead(listed_in, searched, _length, _AT_ONCE, view.workers)
+        listed = {m.manifest_path: here for m, here in zip(searched, found, strict=True)}
+        kept: list[EncryptedManifest] = []
+        rewritten: list[_Rewrite] = []
+        for manifest in manifests:
+            here = listed.get(manifest.manifest_path, frozenset())
+            if here or is_changed(manifest):
+                rewritten.append(_Rewrite(manifest, here))
+            else:
                 kept.append(manifest)
-                continue
-            # All others are searched, because a table may have a file twice.
-            here = {e.file.identity for e in read_entries(manifest, view.files)} & wanted.keys()
-            if not here and not is_changed:
-                kept.append(manifest)
-                continue
-            listed |= here
-            rewritten.append(_Rewrite(manifest, frozenset(here)))
-        missing = [file for identity, file in wanted.items() if identity not in listed]
+        gone = frozenset().union(*listed.values())
+        missing = [file for identity, file in wanted.items() if identity not in gone]
         if missing:
             raise ConflictError(
                 f"{len(missing)} files to be removed are not in the branch {view.branch!r} any "
@@ -263,9 +285,11 @@ class SnapshotProducer:
         """Write manifests of these entries, which have the same partition spec."""
 
         def new_location() -> str:
-            name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
-            self._written.append(view.locations.new_metadata_location(name))
-            return self._written[-1]
+            with self._lock:
+                name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
+            location = view.locations.new_metadata_location(name)
+            self._written.append(location)
+            return location
 
         target_size = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
         spec = view.specs[spec_id]
@@ -285,21 +309,35 @@ class SnapshotProducer:
     def _merged(
         self, view: TableView, manifests: list[EncryptedManifest | _Rewrite]
     ) -> tuple[list[EncryptedManifest], int]:
-        """Merge small manifests, and rewrite those to rewrite. Return the snapshot's manifests, and
-        how many of the head's manifests they replace."""
-        groups: Iterable[Sequence[EncryptedManifest | _Rewrite]] = ([m] for m in manifests)
+        """Merge small manifests, and rewrite those to rewrite, several at once. Return the
+        snapshot's manifests, and how many of the head's manifests they replace."""
+        groups: list[_Group] = [[manifest] for manifest in manifests]
         if view.properties.get(_MERGE_ENABLED, "true").lower() != "false":
-            groups = _to_merge(view, manifests)
-        result: list[EncryptedManifest] = []
-        replaced = 0
-        for group in groups:
-            if len(group) == 1 and not isinstance(group[0], _Rewrite):
-                result.append(group[0])
-                continue
+            groups = list(_to_merge(view, manifests))
+
+        def is_written(group: _Group) -> bool:
+            return len(group) > 1 or isinstance(group[0], _Rewrite)
+
+        def write(group: _Group) -> list[EncryptedManifest]:
             entries = (entry for manifest in group for entry in self._entries(view, manifest))
             first = _manifest(group[0])
-            result += self._write_of_spec(view, entries, first.content, first.partition_spec_id)
-            replaced += sum(_manifest(m).added_snapshot_id != self.snapshot_id for m in group)
+            return self._write_of_spec(view, entries, first.content, first.partition_spec_id)
+
+        def size(group: _Group) -> int:
+            return sum(map(_length, group))
+
+        new = [group for group in groups if is_written(group)]
+        replaced = sum(
+            _manifest(m).added_snapshot_id != self.snapshot_id for group in new for m in group
+        )
+        # If one fails, the others end before the files of this attempt are deleted.
+        with CancellingPool(min(pool_size(view.workers), len(new) or 1), "ags1-manifests") as pool:
+            written = read_ahead(write, new, size, _AT_ONCE, pool)
+            result = [
+                manifest
+                for group in groups
+                for manifest in (next(written) if is_written(group) else map(_manifest, group))
+            ]
         return result, replaced
 
     def _entries(
@@ -405,11 +443,15 @@ def _manifest(manifest: EncryptedManifest | _Rewrite) -> EncryptedManifest:
     return manifest.manifest if isinstance(manifest, _Rewrite) else manifest
 
 
+def _length(manifest: EncryptedManifest | _Rewrite) -> int:
+    return _manifest(manifest).manifest_length
+
+
 def _to_merge(
     view: TableView, manifests: Sequence[EncryptedManifest | _Rewrite]
-) -> Iterator[Sequence[EncryptedManifest | _Rewrite]]:
+) -> Iterator[_Group]:
     """Yield groups of manifests; the manifests of a group become one. The table's properties
-    decide."""
+    decide. Unlike in Java, those that lose all their files become one: nobody reads it."""
     min_count = number_in(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
     target = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
 
@@ -420,7 +462,11 @@ def _to_merge(
     for _, of_kind in itertools.groupby(sorted(manifests, key=kind), key=kind):
         groups = _packed_from_the_end(list(of_kind), target)
         if len(groups[0]) < min_count:
-            yield from ([manifest] for manifest in groups.pop(0))
+            few = groups.pop(0)
+            emptied = [m for m in few if isinstance(m, _Rewrite) and m.is_emptied]
+            yield from ([manifest] for manifest in few if manifest not in emptied)
+            if emptied:
+                yield emptied
         yield from groups
 
 
@@ -432,7 +478,7 @@ def _packed_from_the_end(
     groups: list[list[EncryptedManifest | _Rewrite]] = []
     size = 0
     for manifest in reversed(manifests):
-        length = _manifest(manifest).manifest_length
+        length = _length(manifest)
         if groups and size + length <= target:
             groups[-1].insert(0, manifest)
             size += length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
 from functools import cached_property
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from ..read.metadata import parse_metadata
 from ..read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ..spec.constants import MAIN_BRANCH
 from ..storage.table_files import TableFiles
+from ..storage.workers import workers
 
 
 class TableView:
@@ -58,6 +60,11 @@ class TableView:
     def properties(self) -> Mapping[str, str]:
         """The table properties."""
         return self.metadata.get("properties") or {}
+
+    @property
+    def workers(self) -> Executor:
+        """The threads that read several files of the table at once."""
+        return workers(self.files, self.metadata["location"])
 
     @cached_property
     def locations(self) -> LocationProvider:

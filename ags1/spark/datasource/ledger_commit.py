@@ -37,11 +37,6 @@ from ..jobs.selection import SUFFIX
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 
-# Other writers hold the lock for moments, except bulk jobs.
-LOCK_SECONDS = 60.0
-# Between two looks, at first and at most: of some ledgers, each look is some requests.
-_POLL_SECONDS, _MOST_POLL_SECONDS = 0.1, 2.0
-
 
 class NewFile(NamedTuple):
     """A file that a task has written: its future name without the ledger's suffix, where it is
@@ -81,11 +76,11 @@ def commit_to_ledger(
     other encrypted files of ``folder``.
 
     Raises OSError and Ags1Error; then no file has got a name. Only after UnknownOutcomeError a file
-    may have one: ``take_back``, or the next job that opens the ledger, decides. BlockingIOError
-    means that another job has been writing to the ledger for a minute.
+    may have one: ``take_back``, or the next job that opens the ledger, decides. If two overwrite a
+    folder at the same time, the files of both stay.
     """
     old: list[str] = []
-    with _opened(ledger_location) as ledger:
+    with open_ledger(ledger_location, writing=True) as ledger:
         settle_pending(ledger)
         gone: list[Row] = []
         if overwrite:
@@ -108,7 +103,7 @@ def take_back(ledger_location: str, job_id: str) -> None:
         check_ledger(ledger_location)
     except FileNotFoundError:
         return
-    with _opened(ledger_location) as ledger:
+    with open_ledger(ledger_location, writing=True) as ledger:
         for batch in ledger.pending():
             if any(row.job_id == job_id for row in batch.rows):
                 _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
@@ -120,20 +115,6 @@ def remove_with_sidecar(path: str) -> None:
     """Remove an encrypted file and then its sidecar, if it has one."""
     staging.remove(path)
     staging.remove(sidecar_path(path))
-
-
-def _opened(ledger_location: str) -> Ledger:
-    """Open a ledger for writing, as soon as no other job writes."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    pause = _POLL_SECONDS
-    while True:
-        try:
-            return open_ledger(ledger_location, writing=True)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(pause)
-            pause = min(2 * pause, _MOST_POLL_SECONDS)
 
 
 def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:

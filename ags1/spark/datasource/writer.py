@@ -108,8 +108,7 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return WrittenFile(NewFile(name, staged, key_metadata.file_length, wrapped))
 
     def commit(self, messages: list[WrittenFile | None]) -> None:
-        """Publish the files with their keys. Raises OSError, and BlockingIOError if another job
-        writes to the ledger for long; then the job leaves no new file."""
+        """Publish the files with their keys. Raises OSError; then the job leaves no new file."""
         files = _files(messages)
         folder = self._folder
         open_storage(folder).make_root(folder)

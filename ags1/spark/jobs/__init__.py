@@ -2,7 +2,7 @@
 
     selection   the driver finds the files, and those of them that are not done
     planning    the driver cuts the work into tasks, and the tasks into waves
-    running     one run, from the ledger's claim to the end of the job's note
+    running     one run, from what killed jobs have left to the end of the job's note
     waves       the driver prepares files, has tasks work on them, and commits the results
     report      what became of the run: rows, summary, progress
     group       Spark runs the tasks of a wave
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from ...files.keys import FileKeys, KmsConfig
@@ -89,10 +90,12 @@ def encrypt_files(
 
     ``ledger`` is a folder, or the URL of one in an object storage. ``spark`` is a session, classic
     or of Spark Connect, or a function that returns one. That is called when there is something to
-    do, after everything that needs no Spark: the listing, the ledger's lock, the KMS.
+    do, after everything that needs no Spark: the listing, the KMS. Any number of jobs use one
+    ledger at a time.
 
     Raises KmsError, OSError for a ledger or folder that cannot be used or is full (BlockingIOError
-    while another job writes), FormatError for a damaged ledger, ValueError, and SparkEndedError.
+    while a job of an earlier version writes to the ledger), FormatError for a damaged ledger,
+    ValueError, and SparkEndedError.
     What is done so far stays done. The failure of one file, or sources without any file, is in the
     summary and in the ledger, and stops no other.
     There are more than eight arguments, because each is an option of the command.
@@ -103,12 +106,13 @@ def encrypt_files(
     options = JobOptions(
         durable, cores, progress, include, exclude, dry_run, max_failures, sidecars
     )
-    keys = FileKeys.for_sealing(kms, key_id)
+    kms.client()  # what fails here, does so before sources are listed
+    make_keys = partial(FileKeys.for_sealing, kms, key_id)
     with Job(spark, ENCRYPT, root, at, options) as job:
         files = job.selection.listed(paths)
         wanted = (Wanted(file, file.relative_path, file.size, None) for file in files)
         items = job.selection.items(wanted, len(files), suffix=SUFFIX, overwrite=overwrite)
-        job.run(items, Encrypting, keys, key_id, digests=plaintext_hmac)
+        job.run(items, Encrypting, make_keys, key_id, digests=plaintext_hmac)
     return job.summary
 
 
@@ -150,7 +154,7 @@ def decrypt_files(
             name = row.relative_path if paths is None else below
             wanted.append(Wanted(file, name, row.source_size, row.key_metadata))
         items = job.selection.items(wanted, len(wanted), overwrite=overwrite)
-        job.run(items, Decrypting, keys, None)
+        job.run(items, Decrypting, lambda: keys, None)
     return job.summary
 
 
@@ -182,7 +186,7 @@ def verify_files(
         for (path, name, size, version), row in job.selection.encrypted(paths):
             text_size, wrapped = row.source_size, row.key_metadata
             items.append(Item(len(items), path, "", name, size, version, text_size, wrapped))
-        job.run(items, Verifying, keys, None)
+        job.run(items, Verifying, lambda: keys, None)
     return job.summary
 
 

@@ -24,6 +24,7 @@ mark and its next look. Therefore the ledger's note of a job whose tasks may sti
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -40,7 +41,7 @@ from ...files.staging import local_files, marks
 from ...files.staging.local import LocalStorage
 from ...files.staging.places import open_storage
 from ...files.staging.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
-from ...keys.sidecar import Sidecar
+from ...keys.sidecar import START_SIZE, Sidecar, first_nonce
 from .work import cause
 
 # How long a task may need from one look at its job's mark to the next, with a large margin.
@@ -55,12 +56,15 @@ def settle_pending(
     if the outcome of one of its files is not known yet. If files of such a batch are in ``root``
     (None: anywhere), a new job must not write there: raises OSError or UnknownOutcomeError. Raises
     FormatError."""
-    killed = ledger.notes()
+    notes = ledger.notes()
+    killed = {job_id: note for job_id, note in notes.items() if note.runs_in is None}
     below = "" if root is None else root.rstrip("/") + "/"  # every path begins with ""
     unsettled: set[str] = set()
     first_error: OSError | UnknownOutcomeError | None = None
     for batch in ledger.pending():
         jobs = {row.job_id for row in batch.rows}
+        if jobs & (notes.keys() - killed.keys()):
+            continue
         try:
             for job_id in jobs & killed.keys():
                 _find_root(ledger, job_id, killed[job_id].folder)
@@ -101,7 +105,7 @@ def end(ledger: Ledger, job_id: str, root: str) -> None:
 def clear_again(ledger: Ledger) -> None:
     """Remove what late tasks have left of jobs that were cleared before."""
     for job_id, note in ledger.notes().items():
-        if note.cleared_ms:
+        if note.cleared_ms and note.runs_in is None:
             clear(ledger, job_id, note.folder, late=note)
 
 
@@ -185,7 +189,11 @@ def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
 
     def put() -> None:
         nonlocal is_put
-        open_storage(row.target).publish(row, again=again)
+        try:
+            open_storage(row.target).publish(row, again=again)
+        except (NothingStagedError, FileExistsError):
+            if not _has_its_content(row):
+                raise
         is_put = True
 
     def may_be_named(error: BaseException) -> bool:
@@ -206,6 +214,15 @@ def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
         row = row._replace(status=FAILED, error_kind=type(error).__name__, error=cause(error))
         return row._replace(target_size=None, plaintext_hmac=None, attempt=None)
     return row
+
+
+def _has_its_content(row: Row) -> bool:
+    """Whether the target is the row's encrypted file: another job, which took this one for dead,
+    may have given it its name."""
+    with contextlib.suppress(OSError):
+        start = open_storage(row.target).read(row.target, 0, START_SIZE)
+        return bool(row.nonce) and (first_nonce(start) or b"").hex() == row.nonce
+    return False
 
 
 def _keystore(row: Row) -> Beside:

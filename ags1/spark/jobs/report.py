@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...files.ledger import DONE, FAILED, SKIPPED, Row
+from ...files.ledger.rows import nonce_of
 from ...files.staging.pieces import Item
 from .work import NO_ROOM, Result, failed
 
@@ -156,6 +157,8 @@ class Report:
             item.replaces,
             self._job_id,
             time.time_ns() // 1_000_000,
+            nonce_of(result.wrapped),
+            item.retires or None,
         )
 
     def failure_row(self, item: Item, error: BaseException) -> Row:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
@@ -58,7 +58,8 @@ def rewrap_ledger(
     ``key_ids`` are the master keys to accept, as in ``decrypt_files``. Keys that cannot be
     unwrapped are failures and do not change. Copies of the ledger do not change. ``spark``,
     ``ledger``, ``durable`` and ``cores`` are those of ``encrypt_files``. Raises KmsError, OSError
-    (BlockingIOError while another job writes to the ledger), FormatError, and SparkEndedError.
+    (BlockingIOError if a job writes to the ledger, also if it has begun meanwhile: then some keys
+    may not be wrapped again), FormatError, and SparkEndedError.
     """
     accepted = frozenset(key_ids)
     if accepted and to_key_id is not None and to_kms is None:
@@ -74,17 +75,32 @@ def rewrap_ledger(
             # One KMS call, which fails if no key can be wrapped under it.
             KeyEncryptionKey.generate(target.client(), to_key_id, key_size=FILE_KEY_SIZE)
         work = _Rewrapping(keys, target, to_key_id)
-        for batches in job.ledger.settled_groups(_KEYS_IN_A_JOB):
-            rows = [row for _, batch in batches for row in batch if row.key_metadata is not None]
-            documents = [row.key_metadata or "" for row in rows]
-            cut = range(0, len(rows), _KEYS_IN_A_TASK)
-            tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
-            of_tasks = job.group.run(tasks, work) if tasks else []
-            results = (result for of_task in of_tasks for result in of_task)
-            done = ((number, _done(job.summary, rows, results)) for number, rows in batches)
-            job.ledger.replace_all({number: rows for number, rows in done if rows is not None})
+        tried: set[str] = set()
+        while True:
+            # A job that begins after this has its keys under the new master key already.
+            job.ledger.refuse_jobs()
+            before = len(tried)
+            for batches in job.ledger.settled_groups(_KEYS_IN_A_JOB, besides=tried):
+                tried |= {name for name, _ in batches}
+                job.ledger.replace_all(_wrap_again(job, work, batches))
+            if len(tried) == before:
+                break
         job.has_ended = True
     return job.summary
+
+
+def _wrap_again(
+    job: Job, work: _Rewrapping, batches: Sequence[tuple[str, list[Row]]]
+) -> dict[str, list[Row]]:
+    """Return batches with the keys that tasks have wrapped again, those of them that have any."""
+    rows = [row for _, batch in batches for row in batch if row.key_metadata is not None]
+    documents = [row.key_metadata or "" for row in rows]
+    cut = range(0, len(rows), _KEYS_IN_A_TASK)
+    tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
+    of_tasks = job.group.run(tasks, work) if tasks else []
+    results = (result for of_task in of_tasks for result in of_task)
+    done = ((name, _done(job.summary, batch, results)) for name, batch in batches)
+    return {name: rows for name, rows in done if rows is not None}
 
 
 def _done(summary: Summary, batch: list[Row], results: Iterator[_Rewrapped]) -> list[Row] | None:

@@ -2,10 +2,9 @@
 
 ::
 
-    Job()            the ledger's claim
     __enter__        finish what a killed job has left
     selection        which files have to be done
-    run              begin: note that this job has begun; only then Spark is needed
+    run              begin: note that this job has begun; only then make its KEK, and ask for Spark
                      the work, wave after wave (``waves``)
     __exit__         remove what is staged; note the end
 
@@ -180,32 +179,39 @@ class Job:
         self,
         items: Collection[Item],
         kind: Callable[..., Work],
-        keys: FileKeys,
+        make_keys: Callable[[], FileKeys],
         master_key_id: str | None,
         *,
         digests: bool = False,
     ) -> None:
-        """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. Spark is
-        not needed, and nothing is written, before all is known that can be known without it. Raises
-        OSError if there is no room for more targets; then the files done so far stay done."""
+        """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. A job's
+        KEK is made when the ledger says that the job runs, so that no rewrapping misses it. Spark
+        is not needed before all is known that can be known without it. Raises OSError if there is
+        no room for more targets; then the files done so far stay done."""
         report, summary = self._report, self.summary
         report.master_key_id = master_key_id
         report.total = sum(item.source_size for item in items)
         report.count = len(items)
         report.tell(0)
         if master_key_id is None:
-            keys.check(item.wrapped or "" for item in items)
+            make_keys().check(item.wrapped or "" for item in items)
         if self._options.dry_run:
             planned = (PlannedFile(item.source, item.target, item.source_size) for item in items)
             summary.planned = list(planned)
         elif items:
             self.begin()
+        keys = make_keys()
         self._commit_failures()
         failed_before = summary.failed
         tried = 0
         if items and not self._options.dry_run and not report.is_stopped:
             work = kind(keys, self.id, self._options.durable, digests, root=self._root)
             tried = self._waves.run(items, work)
+            if self._waves.replaced:
+                again = self.selection.looked_up_again(self._waves.replaced)
+                self._waves.replaced = None
+                self._waves.run(again, work)
+                self._commit_failures()
         if not self._options.dry_run:
             self.has_ended = True
             summary.not_tried = len(items) - tried
@@ -216,7 +222,8 @@ class Job:
         self.summary.unchanged = self.selection.unchanged
         self.summary.passed_over = self.selection.passed_over
         rows = []
-        for file, target, error in self.selection.failures:
+        failures, self.selection.failures = self.selection.failures, []
+        for file, target, error in failures:
             item = Item(-1, file.path, target, file.relative_path, file.size, file.version, 0)
             rows.append(self._report.failure_row(item, error))
         self._waves.commit(rows)

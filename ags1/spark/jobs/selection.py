@@ -12,9 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from ...engine import layout
 from ...engine.layout import encrypted_size
-from ...errors import FormatError, KeyMetadataError, TruncatedError
+from ...errors import Ags1Error, FormatError, KeyMetadataError, TruncatedError
+from ...files.keys import as_text
 from ...files.ledger import DONE, ENCRYPT, Ledger, Row
+from ...files.ledger.lookup import joined
 from ...files.staging.packed import DigestMap, Packed, PackedRows
 from ...files.staging.pieces import BLOCK_SIZE, Item
 from ...files.staging.places import absolute, find, open_storage
@@ -28,6 +31,11 @@ _log = logging.getLogger(__name__)
 
 SUFFIX = ".ags1"
 _NO_FILE = "there is no file: check the path, and that it is mounted"
+# Of a target whose content is not certain.
+_UNCERTAIN = b"uncertain"
+# The size of the digest of what is known of a target.
+_FACTS = 16
+_NO_NONCE = bytes(layout.NONCE_SIZE).hex()
 _OWN_FOLDER = "it is in the folder of the targets or the ledger: name another source"
 _NO_KEY = "the ledger has no key for this file: use the ledger of the job that encrypted it"
 
@@ -59,11 +67,13 @@ class Selection:
         self._wanted = wanted
         self._operation = operation
         self._root = root
+        self._storage = open_storage(root)
         self._ledger = ledger
         # Sources are not searched for in these folders.
         self._own_folders = [folder for folder in (root, ledger.location) if folder]
         self._targets: set[bytes] = set()  # their digests, which are smaller
         self._status_of: StatusOf = lambda target: None
+        self._plans: set[str] | None = None
         self.failures: list[Failure] = []
         self.unchanged = 0
         self.passed_over: dict[str, int] = {}
@@ -96,9 +106,23 @@ class Selection:
         """Yield the encrypted files that ``paths`` mean (None: all files of the ledger), each with
         the row that has its key."""
         by_target = self._encrypted_rows()
-        if paths is None:
-            yield from self._all_encrypted(by_target)
-            return
+        found = (
+            self._named(paths, by_target) if paths is not None else self._all_encrypted(by_target)
+        )
+        others = []
+        for file, row in found:
+            if _wrong_length(file, row) is None:
+                yield file, row
+            else:
+                others.append((file, row))
+        if others:  # a job may have replaced them since
+            by_target = self._encrypted_rows()
+        for file, row in others:
+            yield from self._looked_at_again(file, by_target.get(row.target) or row)
+
+    def _named(
+        self, paths: Sequence[str], by_target: PackedRows[Row]
+    ) -> Iterator[tuple[SourceFile, Row]]:
         by_name = by_target.by(lambda row: f"{row.relative_path}{SUFFIX}")
         for file in self.listed(paths):
             row = by_target.get(file.path) or by_name.get(file.relative_path)
@@ -106,27 +130,60 @@ class Selection:
                 continue
             if row is None:
                 self._fail(file, KeyMetadataError(_NO_KEY))
-            elif self._has_its_length(file, row):
+            else:
                 yield file, row
+
+    def looked_up_again(self, items: Iterable[Item]) -> list[Item]:
+        """Return the work on encrypted files that others have replaced, with their keys and sizes
+        of now."""
+        by_target = self._encrypted_rows()
+        by_name = by_target.by(lambda row: f"{row.relative_path}{SUFFIX}")
+        found = []
+        for item in items:
+            row = by_target.get(item.source) or by_name.get(item.relative_path)
+            file = SourceFile(item.source, item.relative_path, item.source_size, "")
+            if row is None:
+                self._fail(file, KeyMetadataError(_NO_KEY), item.target)
+                continue
+            for now, of in self._looked_at_again(file, row):
+                item = item._replace(source_size=now.size, source_version=now.version)
+                size, wrapped = of.source_size, of.key_metadata
+                found.append(item._replace(plaintext_size=size, wrapped=wrapped))
+        return found
+
+    def _looked_at_again(self, file: SourceFile, row: Row) -> Iterator[tuple[SourceFile, Row]]:
+        try:
+            status = open_storage(file.path).status(file.path)
+            if status is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
+        except OSError as unknown:
+            self._fail(file, unknown)
+            return
+        file = SourceFile(file.path, file.relative_path, *status)
+        error = _wrong_length(file, row)
+        if error is None:
+            yield file, row
+        else:
+            self._fail(file, error)
 
     def items(
         self, wanted: Iterable[Wanted], count: int, *, suffix: str = "", overwrite: bool
     ) -> Packed[Item]:
         """Return the work on all files that are not done. There are about ``count``. The names of
         their targets end with ``suffix``."""
-        columns = ("source", "source_size", "source_version", "target_size")
-        rows = DigestMap()
-        self._ledger.facts(rows, self._operation, columns, _as_it_was, below=self._root)
-        storage = open_storage(self._root)
-        self._status_of = storage.statuses(self._root, count, follow=False)
+        columns = "source source_size source_version target_size nonce retires".split()
+        known = _Contents()
+        self._ledger.facts(known, self._operation, columns, lambda row: row, below=self._root)
+        self._status_of = self._storage.statuses(self._root, count, follow=False)
         items = Packed(Item._make)
         for file, name, size, wrapped in wanted:
             target = os.path.join(self._root, name + suffix)
-            row = rows.get(target)
+            row = known.as_it_was(target)
             if self._is_to_do(file, target, row, overwrite=overwrite):
                 source = file.path, target, name, file.size, file.version
                 replaces = overwrite or row is not None
-                work = size, wrapped, replaces, storage.unit(size)
+                unit = self._storage.unit(size)
+                work = size, wrapped, replaces, unit, known.nonces(target)
                 items.append(Item(len(items), *source, *work))
         return items
 
@@ -134,8 +191,8 @@ class Selection:
         self, file: SourceFile, target: str, row: bytes | None, *, overwrite: bool
     ) -> bool:
         """Return whether a file has to be done. ``row`` tells what the ledger has of its target
-        (``_as_it_was``)."""
-        if not open_storage(self._root).holds(self._root, target):
+        (``_Contents``)."""
+        if not self._storage.holds(self._root, target):
             message = f"its target would be outside the folder {self._root}: rename the source"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
@@ -157,6 +214,8 @@ class Selection:
         if row is None:
             message = "the target exists, and this ledger does not know it"
             message += ": use --force (overwrite=True)"
+            if target in self._planned():
+                message = "another job has just given its target the name: run this one again later"
             self._fail(file, FileExistsError(errno.EEXIST, message), target)
             return False
         if row != _digest(file.path, file.size, file.version, status.size):
@@ -164,13 +223,31 @@ class Selection:
         self.unchanged += 1
         return False
 
+    def _planned(self) -> set[str]:
+        """Return the targets that other jobs are about to name, or have named just now."""
+        if self._plans is None:
+            self._plans = {row.target for batch in self._ledger.pending() for row in batch.rows}
+        return self._plans
+
     def _encrypted_rows(self) -> PackedRows[Row]:
         """Return the rows of all encrypted files by target, also those of a job that was killed or
         that is writing now."""
         pending = [row for batch in self._ledger.pending() for row in batch.rows]
-        columns = ("source_size", "relative_path", "key_metadata")
+        columns = ("source_size", "relative_path", "key_metadata", "nonce", "retires")
         by_target: PackedRows[Row] = PackedRows(Row._make, lambda row: row.target)
-        self._ledger.facts(by_target, ENCRYPT, columns, lambda row: row)
+
+        contents = _Contents()
+
+        def with_others(row: Row) -> Row:
+            contents[row.target] = row
+            before = by_target.get(row.target) if row.target in contents.several else None
+            if before is None:
+                return row
+            # The file's first nonce tells which key is its.
+            both = joined(row.key_metadata, joined(before.key_metadata, None))
+            return row if both is None else row._replace(key_metadata=as_text(both.to_dict()))
+
+        self._ledger.facts(by_target, ENCRYPT, columns, with_others)
         pending = [row for row in pending if (row.operation, row.status) == (ENCRYPT, DONE)]
         with ThreadPoolExecutor(REQUESTS, "ags1-names") as pool:
             for row, is_named in zip(pending, pool.map(has_its_name, pending), strict=True):
@@ -216,24 +293,21 @@ class Selection:
         except (OSError, ValueError) as error:
             self._fail(_unlisted(path, row.relative_path), error)
             return
-        file = SourceFile(path, row.relative_path, *status)
-        if self._has_its_length(file, row):
-            yield file, row
-
-    def _has_its_length(self, file: SourceFile, row: Row) -> bool:
-        """Return whether a file has the length in its row, by which it is cut."""
-        try:
-            expected = encrypted_size(row.source_size, BLOCK_SIZE)
-        except (FormatError, TypeError):  # the row is damaged
-            expected = -1
-        if file.size == expected:
-            return True
-        kind = TruncatedError if file.size < expected else FormatError
-        self._fail(file, kind(WRONG_LENGTH))
-        return False
+        yield SourceFile(path, row.relative_path, *status), row
 
     def _fail(self, file: SourceFile, error: BaseException, target: str = "") -> None:
         self.failures.append(Failure(file, target, error))
+
+
+def _wrong_length(file: SourceFile, row: Row) -> Ags1Error | None:
+    """Return the error of a file without the length in its row, by which it is cut."""
+    try:
+        expected = encrypted_size(row.source_size, BLOCK_SIZE)
+    except (FormatError, TypeError):  # the row is damaged
+        expected = -1
+    if file.size == expected:
+        return None
+    return (TruncatedError if file.size < expected else FormatError)(WRONG_LENGTH)
 
 
 def _is_sidecar_of(file: SourceFile, by_target: PackedRows[Row], by_name: PackedRows[Row]) -> bool:
@@ -246,11 +320,51 @@ def _unlisted(path: str, relative_path: str = "") -> SourceFile:
     return SourceFile(path, relative_path, 0, "")
 
 
-def _as_it_was(row: Row) -> bytes:
-    """Return what must still be so if a row's file is done."""
-    return _digest(row.source, row.source_size, row.source_version, row.target_size)
+class _Contents:
+    """What rows say of targets, oldest first: what must still be so if a target is done, and which
+    contents it may have. That is one, unless two jobs wrote it, and neither knew of the other. Then
+    nothing tells which one it has: it is done again, and replaces both."""
+
+    def __init__(self) -> None:
+        self._known = DigestMap(_FACTS + layout.NONCE_SIZE)
+        self.several: dict[str, set[str]] = {}
+
+    def __setitem__(self, target: str, row: Row) -> None:
+        facts = _digest(row.source, row.source_size, row.source_version, row.target_size)
+        before = self._known.put(target, facts + _nonce(row))
+        if before is not None and row.nonce:
+            others = self.several.pop(target, None) or {before[_FACTS:].hex()}
+            others -= {*(row.retires or "").split(), row.nonce, _NO_NONCE}
+            if others:
+                self.several[target] = {*others, row.nonce}
+
+    def pop(self, target: str, default: None) -> None:
+        self.several.pop(target, default)
+        self._known.pop(target, default)
+
+    def as_it_was(self, target: str) -> bytes | None:
+        """Return the digest of what must still be so; None if the target is not done."""
+        known = self._known.get(target)
+        return _UNCERTAIN if target in self.several else known and known[:_FACTS]
+
+    def nonces(self, target: str) -> str:
+        """Return the first nonces of what a target may be, with spaces between."""
+        known = self._known.get(target)
+        one = {known[_FACTS:].hex()} if known is not None else set()
+        return " ".join(sorted(self.several.get(target, one) - {_NO_NONCE}))
+
+
+def _nonce(row: Row) -> bytes:
+    """Return the first nonce of a row's file. If it has none, as in rows of earlier versions and in
+    damaged ones, it is all zeros."""
+    try:
+        nonce = bytes.fromhex(row.nonce or "")
+    except ValueError:
+        nonce = b""
+    return nonce if len(nonce) == layout.NONCE_SIZE else bytes(layout.NONCE_SIZE)
 
 
 def _digest(*facts: object) -> bytes:
     """Return 16 bytes that are equal if, and only if, the facts are."""
-    return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    text = repr(facts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=_FACTS).digest()

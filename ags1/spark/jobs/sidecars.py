@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from ...engine._gcm import random_bytes
 from ...errors import Ags1Error, KeyMetadataError
 from ...files.ledger import ENCRYPT, Ledger, Row
-from ...files.ledger.copying import refuse_pending
 from ...files.ledger.rows import encrypted_row
 from ...files.sidecars import Beside, OldKeys, place_beside, sidecar_bytes
 from ...files.staging.places import find, open_storage
@@ -75,8 +74,9 @@ def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
     """Add a row to a ledger for each encrypted file with a sidecar beside it. ``sources`` are
     files, folders or patterns. Files whose key the ledger has are left alone, so this can be
     repeated. The key is the one that the sidecar names first; whether it opens the file, a
-    verification tells. Raises OSError and FormatError for the ledger, and as ``refuse_pending``."""
-    refuse_pending(ledger)
+    verification tells. Raises OSError and FormatError for the ledger, and as
+    ``Ledger.refuse_jobs``."""
+    ledger.refuse_jobs()
     moved = Moved()
     listing = find(sources)
     for path, problem in listing.problems:
@@ -99,9 +99,9 @@ def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
             message = "the ledger has another key for this file: rebuild into a new ledger"
             moved.fail(file.path, KeyMetadataError(message))
     for first in range(0, len(waiting), _ROWS_IN_A_BATCH):
-        batch = ledger.prepare(waiting[first : first + _ROWS_IN_A_BATCH])
-        ledger.settle(batch, batch.rows)
-        moved.done += len(batch.rows)
+        rows = waiting[first : first + _ROWS_IN_A_BATCH]
+        ledger.add(rows)
+        moved.done += len(rows)
     return moved
 
 

@@ -25,13 +25,13 @@ from typing import NamedTuple, TypeVar
 
 from ...engine.bulk import verify_file
 from ...engine.key_metadata import KeyMetadata
-from ...errors import KMS_UNUSABLE
+from ...errors import KMS_UNUSABLE, NoKeyError
 from ...files.keys import FileKeys, as_text
 from ...files.ledger import DONE, Ledger, Row
 from ...files.staging import local_files
 from ...files.staging.pieces import Item, target_size
 from ...files.staging.places import open_storage
-from ...files.staging.protocol import JobEndedError, Staging
+from ...files.staging.protocol import CHANGED, JobEndedError, Staging
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
 from ..workers import task_context
@@ -74,8 +74,9 @@ class _Shared(NamedTuple):
 class Waves:
     """The waves of one run, which writes files if ``writes`` is set. ``group`` returns its Spark
     jobs: Spark is started when they are first asked for. ``sidecars``: each file gets one.
-    ``folders`` are those of the targets so far, ``new_folders`` those of them that did not
-    exist."""
+    ``folders`` are those of the targets so far, ``new_folders`` those of them that did not exist.
+    ``replaced`` collects encrypted sources that others have replaced since their keys were looked
+    up, and that are not tried again yet; if it is None, these have failed."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Waves:
         self.folders: set[str] = set()
         self.new_folders: set[str] = set()
         self.has_pending_batch = False
+        self.replaced: list[Item] | None = None if staging.seals else []
         self._staging = staging
         self._storage = open_storage(staging.root)
         self._ledger = ledger
@@ -257,6 +259,7 @@ class Waves:
         for item in wave.items:
             shared = self._shared.pop(item.number, _Shared(None))
             results = of_item[item.number]
+            is_replaced = self.replaced is not None and any(map(_is_of_another, results))
             try:
                 whole = self._whole(item, shared, results)
                 row = self._report.row(item, whole)
@@ -269,7 +272,9 @@ class Waves:
                 all_discarded &= self._storage.discard(
                     item.target, shared.staged, staged, all_=row.status != DONE
                 )
-            if not self._report.has_no_room(number, item):
+            if self.replaced is not None and is_replaced:
+                self.replaced.append(item)
+            elif not self._report.has_no_room(number, item):
                 rows.append(row)
         self.commit(rows)
         if wave.number and all_discarded:
@@ -310,6 +315,11 @@ class Waves:
                 self._ledger.settle(batch, rows)
             self.has_pending_batch = False
         self._report.summary.add(rows)
+
+
+def _is_of_another(result: Result) -> bool:
+    """Whether a source was not the content whose key a task had."""
+    return result.error_kind == NoKeyError.__name__ or result.error == CHANGED
 
 
 @contextlib.contextmanager

@@ -17,13 +17,13 @@ import itertools
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from actors import Actor, Killed, lives, play, request
 from day import SEED
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -37,69 +37,6 @@ from ags1.kms import LocalKms
 ORDERS = int(os.environ.get("AGS1_TEST_MODEL", "30"))
 OLD, NEW, OTHER, LAST = b"old" * 100, b"new" * 70, b"other" * 90, b"last"
 _CALLS = ("open", "rename", "link", "unlink", "remove", "stat", "lstat")
-
-
-class Killed(BaseException):
-    """The process is gone. Whatever it tries then has no effect."""
-
-
-class Actor:
-    """A process, as a thread that goes on by one request at a time."""
-
-    current = threading.local()
-
-    def __init__(self, work: Callable[[], Any], lives: int | None) -> None:
-        self.result: Any = None
-        self.ended = False
-        self._lives = lives  # the requests until it is killed
-        self._go, self._waits = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
-        self._waits.acquire()
-
-    def _run(self, work: Callable[[], Any]) -> None:
-        Actor.current.actor = self
-        try:
-            self.request()
-            self.result = work()
-        except BaseException as error:
-            self.result = error
-        self.ended = True
-        self._waits.release()
-
-    def request(self) -> None:
-        """Wait until it is this actor's turn."""
-        self._waits.release()
-        self._go.acquire()
-        if self._lives is not None:
-            if self._lives <= 0:
-                raise Killed
-            self._lives -= 1
-
-    def step(self) -> None:
-        """Let it make one request, and go on to the next one."""
-        self._go.release()
-        self._waits.acquire()
-
-    def steps(self, count: int) -> int:
-        """Let it make up to so many requests. Return how many it made."""
-        for made in range(count):
-            if self.ended:
-                return made
-            self.step()
-        return count
-
-    def kill(self) -> None:
-        """Kill it before its next request."""
-        self._lives = 0
-        while not self.ended:
-            self.step()
-
-
-def request() -> None:
-    actor = getattr(Actor.current, "actor", None)
-    if actor is not None:
-        actor.request()
 
 
 class Objects(MemoryFileSystem):  # type: ignore[misc]
@@ -214,22 +151,6 @@ def worlds(kind: str, tmp_path: Path, requests: None) -> Iterator[World]:
             yield world
 
     return made()
-
-
-def play(rng: random.Random, actors: list[Actor]) -> None:
-    """Have the actors make their requests in a drawn order, until all have ended."""
-    live = list(actors)
-    while live:
-        actor = rng.choice(live)
-        # Long runs of one actor are as likely as a change after each request.
-        for _ in range(rng.choice((1, 1, 2, 5, 20))):
-            if not actor.ended:
-                actor.step()
-        live = [one for one in live if not one.ended]
-
-
-def lives(rng: random.Random) -> int | None:
-    return rng.randrange(40) if rng.random() < 0.4 else None
 
 
 def test_a_writer_that_is_killed_after_any_request(worlds: Iterator[World]) -> None:

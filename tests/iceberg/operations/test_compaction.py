@@ -30,7 +30,8 @@ from ags1.errors import AuthenticationError, MetadataIntegrityError
 from ags1.iceberg import Compacted, EncryptedCatalog, EncryptedTable
 from ags1.iceberg.operations import compact
 from ags1.iceberg.operations.compact_plan import RewriteOptions, Sizes, plan_groups
-from ags1.iceberg.read.records import ContentFile, ManifestEntry
+from ags1.iceberg.read.records import DELETED, ContentFile, ManifestEntry
+from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write import merging
 from ags1.iceberg.write.conflicts import Changes, find_rewrite_conflict
 from ags1.iceberg.write.executors import RewriteThreads
@@ -124,6 +125,57 @@ def test_the_summary_is_that_of_a_replacement(six: EncryptedTable) -> None:
     assert int(before["total-records"]) == 60
     assert (after["total-records"], after["total-data-files"]) == ("57", "1")
     assert after["total-delete-files"] == "0"
+
+
+def test_manifests_that_lose_all_their_files_become_one(six: EncryptedTable) -> None:
+    removed = {file.file_path for file in (*data_files(six), *delete_files(six))}
+    six.rewrite_data_files()
+    # One for each of the new file, the old data files and their vectors. There were seven.
+    counts = summary(six)
+    assert (counts["manifests-created"], counts["manifests-replaced"]) == ("3", "7")
+    listed = again(six).inspect.entries().to_pylist()
+    assert {e["data_file"]["file_path"] for e in listed if e["status"] == DELETED} == removed
+    six.append(rows([100]))
+    assert summary(six)["manifests-kept"] == "1"
+    check_whole(six)
+
+
+def test_manifests_that_keep_a_file_stay_apart(catalog: EncryptedCatalog) -> None:
+    table = by_value(catalog)
+    table.delete("v = 'b'")
+    counts = summary(table)
+    assert (counts["manifests-created"], counts["manifests-replaced"]) == ("4", "4")
+    assert ids(table) == [0, 1, 2, 3]
+    check_whole(table)
+
+
+def test_a_manifest_that_cannot_be_written_leaves_none_of_the_others(
+    catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = by_value(catalog)
+    before, found = again(table).current_snapshot(), files_below(table)
+    write = TableOutput.write_encrypted
+
+    def fail(output: TableOutput, location: str, *what: Any) -> Any:
+        if location.endswith("-m1.avro"):
+            raise OSError("no room")
+        time.sleep(0.1)
+        return write(output, location, *what)
+
+    monkeypatch.setattr(TableOutput, "write_encrypted", fail)
+    with pytest.raises(OSError, match="no room"):
+        table.delete("v = 'b'")
+    time.sleep(0.3)
+    assert files_below(table) == found
+    assert again(table).current_snapshot() == before
+
+
+def by_value(catalog: EncryptedCatalog) -> EncryptedTable:
+    """Return a table of four manifests, each with a file of the partition a and one of b."""
+    table = create(catalog, partition_spec=BY_V)
+    for number in range(4):
+        table.append(pa.concat_tables([rows([number], "a"), rows([number], "b")]))
+    return table
 
 
 def test_new_files_have_the_sequence_number_of_the_start(six: EncryptedTable) -> None:

@@ -115,6 +115,14 @@ def test_no_other_package_uses_one(path: Path) -> None:
         assert _private_names(path) & listed == set()
 
 
+def test_pyiceberg_asks_for_the_kind_of_a_catalog() -> None:
+    """If it does not any more, ``EncryptedCatalog.__class__`` can go."""
+    from pyiceberg.table import DataScan
+
+    source = inspect.getsource(DataScan._plan_files_server_side)
+    assert "isinstance(self.catalog, RestCatalog)" in source
+
+
 def test_a_newer_pyiceberg_reads_with_a_warning_and_does_not_write(
     catalog: Any, run_python: RunPython
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
@@ -51,6 +51,7 @@ VALUES: dict[pa.DataType, list[Any]] = {
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)
 @given(data=st.data())
+@settings(max_examples=40)
 def test_kept_rows_are_those_of_arrow_s_filter(kind: pa.DataType, data: Any) -> None:
     values = data.draw(st.lists(st.sampled_from(VALUES[kind]), max_size=150))
     start = data.draw(st.integers(0, len(values)))

@@ -374,9 +374,9 @@ def test_the_number_of_requests(s3: Any, credentials: str) -> None:
         "append": 6,
         "delete": 14,
         "scan": 30,
-        "compaction": 71,
-        "verify": 88,
-        "expire": 110,
+        "compaction": 36,
+        "verify": 78,
+        "expire": 100,
     }
 
 

@@ -1,0 +1,40 @@
+# cython: freethreading_compatible=True
+"""``os.path.realpath`` of a folder that is there, and ``os.path.lexists`` of a file that is not, by
+one call of the C library each."""
+
+from cpython.bytes cimport PyBytes_AsStringAndSize
+from libc cimport errno
+from libc.stdlib cimport free
+from posix.stat cimport lstat, struct_stat
+
+cdef extern from "stdlib.h" nogil:
+    char *realpath(const char *path, char *resolved)
+
+
+def real_folder(bytes path not None):
+    """Return the absolute path of a folder, without links; None if the system finds none. Raises
+    ValueError for a path with a null byte."""
+    cdef char *text
+    cdef char *found
+    PyBytes_AsStringAndSize(path, &text, NULL)
+    with nogil:
+        found = realpath(text, NULL)
+    if found == NULL:
+        return None
+    try:
+        return bytes(found)
+    finally:
+        free(found)
+
+
+def is_missing(bytes path not None):
+    """Return whether the system says that nothing has this name. Raises ValueError for a path with
+    a null byte."""
+    cdef char *text
+    cdef struct_stat status
+    cdef int error = 0
+    PyBytes_AsStringAndSize(path, &text, NULL)
+    with nogil:
+        if lstat(text, &status):
+            error = errno.errno
+    return error == errno.ENOENT
