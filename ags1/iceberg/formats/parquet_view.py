@@ -14,9 +14,14 @@ authentic. Knows nothing of tables.
 
 from __future__ import annotations
 
+import bisect
+import io
 import struct
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,8 +36,8 @@ from .parquet_fields import (
     RowGroup,
     SchemaElement,
 )
-from .parquet_modules import Chunk, ParquetSource, chunks, parsing
-from .thrift import PLACE, STRUCT, Kept, Struct, value
+from .parquet_modules import INDEXES, Chunk, ModuleType, ParquetSource, chunks, parsing
+from .thrift import PLACE, STRUCT, Kept, Struct, parse, value
 
 _KEPT: Kept = {
     FileMetaData.SCHEMA: {SchemaElement.NAME: None, SchemaElement.NUM_CHILDREN: None},
@@ -46,7 +51,12 @@ _KEPT: Kept = {
                 ColumnMetaData.TOTAL_COMPRESSED_SIZE: None,
                 ColumnMetaData.DATA_PAGE_OFFSET: None,
                 ColumnMetaData.DICTIONARY_PAGE_OFFSET: None,
+                ColumnMetaData.BLOOM_FILTER_OFFSET: None,
             },
+            ColumnChunk.OFFSET_INDEX_OFFSET: None,
+            ColumnChunk.OFFSET_INDEX_OFFSET + 1: None,
+            ColumnChunk.COLUMN_INDEX_OFFSET: None,
+            ColumnChunk.COLUMN_INDEX_OFFSET + 1: None,
             ColumnChunk.CRYPTO_METADATA: PLACE,
             ColumnChunk.ENCRYPTED_COLUMN_METADATA: None,
         },
@@ -54,10 +64,13 @@ _KEPT: Kept = {
 }
 # From the id of CRYPTO_METADATA to one that Parquet does not have.
 _DISTANCE = 7
+# A field of bytes with the id 127, before its length.
+_PADDING = b"\x08\xfe\x01"
 # What is fetched at once of a file, if its parts are wanted.
 _WINDOW_SIZE = 2 << 20
 _FAR_WINDOW_SIZE = 32 << 20
 _HOLE_SIZE = 64 << 10
+_HELD_SIZE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,21 @@ class Part:
     ordinals: bytes
     values: int
     has_dictionary: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A part that is one module, or two if it is a bloom filter. The ``size`` of a bloom filter is
+    that of its first module, and 0 before it is known."""
+
+    start: int
+    size: int
+    kind: ModuleType
+    ordinals: bytes
 
     @property
     def end(self) -> int:
@@ -94,12 +122,15 @@ class ParquetView:
         )
         with parsing():
             footer, end = source.read_end(_KEPT)
-            self._parts = [_part(chunk) for chunk in chunks(footer)]
+            of_columns = list(chunks(footer))
+            self._parts = [_part(chunk) for chunk in of_columns]
+            self._indexes = [index for chunk in of_columns for index in _indexes(chunk)]
             self._tops = list(_top_columns(footer))
         assert source.cipher is not None
         self._cipher = source.cipher
         self._end_offset = actual_size - len(end)
-        if not all(0 <= part.start <= part.end <= self._end_offset for part in self._parts):
+        known = (*self._parts, *self._indexes)
+        if not all(0 <= part.start <= part.end <= self._end_offset for part in known):
             raise FormatError("the file points outside itself", offset=actual_size)
         self._plain_end = _plain_end(source.footer_text, footer)
         self.size = self._end_offset + len(self._plain_end)
@@ -116,20 +147,57 @@ class ParquetView:
             and (numbers is None or part.group in numbers)
         ]
 
-    def prepare(self, memory: memoryview) -> None:
-        """Write the first and the last bytes of the plaintext into ``memory``, which has all of
-        them."""
-        memory[:4] = PARQUET_MAGIC
-        memory[self._end_offset :] = self._plain_end
+    def prepare(self, memory: memoryview, base: int = 0) -> None:
+        """Write the first and the last bytes of the plaintext into ``memory``, as far as it has
+        them. It begins at ``base``."""
+        for start, data in ((0, PARQUET_MAGIC), (self._end_offset, self._plain_end)):
+            first, last = max(start, base), min(start + len(data), base + len(memory))
+            if first < last:
+                memory[first - base : last - base] = data[first - start : last - start]
 
-    def fill(self, memory: memoryview, parts: Iterable[Part]) -> None:
-        """Write these parts of the plaintext into ``memory``. If a part is not authentic, it is
-        zero there. Raises AuthenticationError, TruncatedError and FormatError."""
+    def sections(self) -> list[Part | Index]:
+        """Return all parts, in the order of their places. Asks for the sizes of bloom filters."""
+        indexes = [
+            self._bloom_filter(index) if index.kind == ModuleType.BLOOM_FILTER_HEADER else index
+            for index in self._indexes
+        ]
+        return sorted((*self._parts, *indexes), key=lambda part: part.start)
+
+    def read(self, part: Part | Index) -> memoryview:
+        """Return the plaintext of a part. Raises as ``fill``."""
+        if isinstance(part, Part):
+            memory = memoryview(bytearray(part.size))
+            self.fill(memory, [part], part.start)
+            return memory
+        sealed = self._fetch(part.start, part.size)
+        if part.kind != ModuleType.BLOOM_FILTER_HEADER:
+            return memoryview(
+                _padded(self._cipher.open(part.kind, part.ordinals, sealed), part.size)
+            )
+        size = _module_size(sealed)
+        header = self._cipher.open(part.kind, part.ordinals, sealed[:size])
+        bits = self._cipher.open(ModuleType.BLOOM_FILTER_BITSET, part.ordinals, sealed[size:])
+        return memoryview(_padded(header, part.size - len(bits)) + bits)
+
+    def _bloom_filter(self, index: Index) -> Index:
+        header = _module_size(self._fetch(index.start, 4))
+        size = header + _module_size(self._fetch(index.start + header, 4))
+        if index.start + size > self._end_offset:
+            raise AuthenticationError("a bloom filter's length is impossible", offset=index.start)
+        return replace(index, size=size)
+
+    def _fetch(self, offset: int, size: int) -> memoryview:
+        return self._source.fetch(offset, size, memoryview(bytearray(size)))
+
+    def fill(self, memory: memoryview, parts: Iterable[Part], base: int = 0) -> None:
+        """Write these parts of the plaintext into ``memory``, which begins at ``base``. If a part
+        is not authentic, it is zero there. Raises AuthenticationError, TruncatedError and
+        FormatError."""
         most = _FAR_WINDOW_SIZE if self._source.far else _WINDOW_SIZE
         for run in _runs(sorted(parts, key=lambda part: part.start), most):
             window = _Window(self._source, max(part.end for part in run), most)
             for part in run:
-                self._fill(memory, part, window)
+                self._fill(memory[part.start - base : part.end - base], part, window)
 
     def _fill(self, memory: memoryview, part: Part, window: _Window) -> None:
         at, number, has_dictionary, values = part.start, 0, part.has_dictionary, part.values
@@ -145,7 +213,7 @@ class ParquetView:
                 at, number, values = at + done, number + count, values - found
                 has_dictionary = has_dictionary and not done
         except BaseException:
-            memory[part.start : at] = bytes(at - part.start)
+            memory[: at - part.start] = bytes(at - part.start)
             raise
 
     def _open(
@@ -160,7 +228,7 @@ class ParquetView:
     ) -> tuple[int, int, int]:
         """Open the pages in ``sealed``, which begins at ``at``. ``values`` is the number of values
         that the rest of the part has. Return the sizes and numbers of what was opened."""
-        out = memory[at : at + len(sealed)]
+        out = memory[at - part.start : at - part.start + len(sealed)]
         is_last = at + len(sealed) == part.end
         try:
             done, count, found, levels, _ = self._cipher.open_pages(
@@ -186,6 +254,84 @@ class ParquetView:
             out[:] = bytes(len(out))
             raise problem
         return done, count, found
+
+
+class PlainParquet(io.RawIOBase):
+    """The plaintext of an encrypted file, as a file that any reader of Parquet takes. Any number of
+    threads may call ``pread``. It holds the parts that were read last, of 64 MiB in all. Closing it
+    closes the source."""
+
+    def __init__(self, source: Source, key_metadata: KeyMetadata) -> None:
+        super().__init__()
+        self._source = source
+        self._view = ParquetView(source, key_metadata)
+        self._sections = self._view.sections()
+        self._starts = [part.start for part in self._sections]
+        self._held: OrderedDict[int, memoryview] = OrderedDict()
+        self._lock = threading.Lock()
+        self._position = 0
+        self.size = self._view.size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"negative seek position {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        with memoryview(buffer).cast("B") as view:
+            data = self.pread(self._position, len(view))
+            view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Return bytes of the plaintext, fewer at its end. Raises ValueError if it is closed,
+        AuthenticationError, FormatError and TruncatedError."""
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        end = min(offset + size, self.size)
+        out = memoryview(bytearray(max(0, end - offset)))
+        self._view.prepare(out, offset)
+        number = max(0, bisect.bisect_right(self._starts, offset) - 1)
+        for part in self._sections[number:]:
+            if part.start >= end:
+                break
+            first, last = max(part.start, offset), min(part.end, end)
+            if first < last:
+                data = self._read(part)
+                out[first - offset : last - offset] = data[first - part.start : last - part.start]
+        return bytes(out)
+
+    def _read(self, part: Part | Index) -> memoryview:
+        with self._lock:
+            data = self._held.get(part.start)
+            if data is not None:
+                self._held.move_to_end(part.start)
+                return data
+        data = self._view.read(part)
+        with self._lock:
+            self._held[part.start] = data
+            size = sum(map(len, self._held.values()))
+            while size > _HELD_SIZE and len(self._held) > 1:
+                size -= len(self._held.popitem(last=False)[1])
+        return data
+
+    def close(self) -> None:
+        if not self.closed:
+            self._held.clear()
+            self._source.close()
+        super().close()
 
 
 class _Window:
@@ -220,6 +366,28 @@ def _part(chunk: Chunk) -> Part:
     values = value(meta, ColumnMetaData.NUM_VALUES)
     place = (chunk.group, chunk.column, chunk.ordinals)
     return Part(start, size, *place, values, has_dictionary)
+
+
+def _indexes(chunk: Chunk) -> Iterator[Index]:
+    for kind, field in INDEXES.items():
+        if field in chunk.fields:
+            place = value(chunk.fields, field), value(chunk.fields, field + 1)
+            yield Index(*place, kind, chunk.ordinals)
+    if ColumnMetaData.BLOOM_FILTER_OFFSET in chunk.meta:
+        start = value(chunk.meta, ColumnMetaData.BLOOM_FILTER_OFFSET)
+        yield Index(start, 0, ModuleType.BLOOM_FILTER_HEADER, chunk.ordinals)
+
+
+def _module_size(sealed: memoryview) -> int:
+    return 4 + int.from_bytes(sealed[:4], "little")
+
+
+def _padded(text: bytes, size: int) -> bytes:
+    """Return a structure that has ``size`` bytes, with a field that no reader knows."""
+    _, end = parse(text)
+    content = size - end - len(_PADDING) - 2
+    length = bytes((content & 0x7F | 0x80, content >> 7))
+    return text[: end - 1] + _PADDING + length + bytes(content + 1)
 
 
 def _top_columns(footer: Struct) -> Iterator[str]:
