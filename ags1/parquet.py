@@ -39,7 +39,7 @@ def write_table(
 ) -> KeyMetadata:
     """Write ``table`` as an encrypted Parquet file on this machine, and its wrapped key beside it.
 
-    The file has a fresh key of 32 bytes. It and its sidecar ``PATH.ags1-key`` take the place of
+    The file has a fresh key of 32 bytes. It and its sidecar ``PATH.keys`` take the place of
     those that are there, and appear whole. Returns the key metadata, with which ``open`` and other
     libraries read the file without the sidecar: its key is the footer's, for all columns.
     ``row_group_size`` (rows) and ``options`` are those of ``pyarrow.parquet.write_table``.

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ...engine.key_metadata import KeyMetadata
 from ...engine.source import Source
-from ...errors import AuthenticationError, FormatError
+from ...errors import Ags1Error, AuthenticationError, FormatError
 from ..spec.constants import PARQUET_MAGIC
 from .parquet_fields import (
     ColumnChunk,
@@ -129,7 +129,7 @@ class ParquetView:
         assert source.cipher is not None
         self._cipher = source.cipher
         self._end_offset = actual_size - len(end)
-        known = (*self._parts, *self._indexes)
+        known: list[Part | Index] = [*self._parts, *self._indexes]
         if not all(0 <= part.start <= part.end <= self._end_offset for part in known):
             raise FormatError("the file points outside itself", offset=actual_size)
         self._plain_end = _plain_end(source.footer_text, footer)
@@ -237,7 +237,7 @@ class ParquetView:
         except (AuthenticationError, FormatError) as error:
             error.offset = at + (error.offset or 0)
             raise
-        problem = None
+        problem: Ags1Error | None = None
         if levels:
             problem = AuthenticationError(
                 "Java wrote a page of version 2, which leaves unauthenticated which values are "
