@@ -18,15 +18,13 @@ import bisect
 import io
 import struct
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-
 from ...engine.key_metadata import KeyMetadata
-from ...engine.source import Source
+from ...engine.source import MemorySource, Source
 from ...errors import Ags1Error, AuthenticationError, FormatError
 from ..spec.constants import PARQUET_MAGIC
 from .parquet_fields import (
@@ -68,9 +66,29 @@ _DISTANCE = 7
 _PADDING = b"\x08\xfe\x01"
 # What is fetched at once of a file, if its parts are wanted.
 _WINDOW_SIZE = 2 << 20
+_IDLE_SCRATCHES = 4
 _FAR_WINDOW_SIZE = 32 << 20
 _HOLE_SIZE = 64 << 10
 _HELD_SIZE = 64 << 20
+
+
+class _Scratch:
+    """Memory for ciphertext, which is used again: new memory takes longer than AES."""
+
+    def __init__(self) -> None:
+        self._idle: deque[bytearray] = deque(maxlen=_IDLE_SCRATCHES)
+
+    def take(self) -> bytearray:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return bytearray(_WINDOW_SIZE)
+
+    def give_back(self, scratch: bytearray) -> None:
+        self._idle.append(scratch)
+
+
+_SCRATCH = _Scratch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +211,15 @@ class ParquetView:
         """Write these parts of the plaintext into ``memory``, which begins at ``base``. If a part
         is not authentic, it is zero there. Raises AuthenticationError, TruncatedError and
         FormatError."""
-        most = _FAR_WINDOW_SIZE if self._source.far else _WINDOW_SIZE
+        is_direct = self._source.far or isinstance(self._source, MemorySource)
+        most = _FAR_WINDOW_SIZE if is_direct else _WINDOW_SIZE
+        scratch = None if is_direct else _SCRATCH.take()
         for run in _runs(sorted(parts, key=lambda part: part.start), most):
-            window = _Window(self._source, max(part.end for part in run), most)
+            window = _Window(self._source, max(part.end for part in run), most, scratch)
             for part in run:
                 self._fill(memory[part.start - base : part.end - base], part, window)
+        if scratch is not None:
+            _SCRATCH.give_back(scratch)
 
     def _fill(self, memory: memoryview, part: Part, window: _Window) -> None:
         at, number, has_dictionary, values = part.start, 0, part.has_dictionary, part.values
@@ -335,11 +357,12 @@ class PlainParquet(io.RawIOBase):
 
 
 class _Window:
-    """The bytes of a file up to ``end``, of which a part is in memory: about ``most``."""
+    """The bytes of a file up to ``end``, of which a part is in memory: about ``most``. Those of a
+    file on this machine are read into ``scratch``, which grows if it has to."""
 
-    def __init__(self, source: Source, end: int, most: int) -> None:
-        self._source, self._end, self._most = source, end, most
-        self._scratch = self._data = memoryview(b"")
+    def __init__(self, source: Source, end: int, most: int, scratch: bytearray | None) -> None:
+        self._source, self._end, self._most, self._scratch = source, end, most, scratch
+        self._data = memoryview(b"")
         self._start = 0
 
     def take(self, start: int, end: int, least: int) -> memoryview:
@@ -348,11 +371,21 @@ class _Window:
         data = self._data[start - self._start : end - self._start]
         if len(data) < min(least, end - start):
             size = min(max(self._most, 2 * least), self._end - start)
-            if not self._source.far and size > len(self._scratch):
-                self._scratch = memoryview(pa.allocate_buffer(size)).cast("B")
-            self._data, self._start = self._source.fetch(start, size, self._scratch), start
+            self._data, self._start = self._read(start, size), start
             data = self._data[: end - start]
         return data
+
+    def _read(self, start: int, size: int) -> memoryview:
+        if self._scratch is None:
+            return self._source.fetch(start, size, memoryview(b""))
+        # The end of what is there is the beginning of what is wanted.
+        kept = self._data[start - self._start :]
+        if size > len(self._scratch):
+            self._scratch = bytearray(size)
+        memory = memoryview(self._scratch)[:size]
+        memory[: len(kept)] = kept
+        self._source.fetch(start + len(kept), size - len(kept), memory[len(kept) :])
+        return memory
 
 
 def _part(chunk: Chunk) -> Part:
