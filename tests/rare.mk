@@ -87,7 +87,8 @@ fips: dev
 	@prefix="$$($(BIN)/python tests/fips/build.py 2>build/$@/openssl.log)" \
 		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
 	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
-		$(PYTEST) $(TESTS) tests/engine tests/keys
+		$(PYTEST) $(TESTS) tests/engine tests/keys \
+		tests/iceberg/formats/test_parquet_writer.py
 
 # On CPython without the GIL, and on arm64 under qemu's user mode. Both need a Debian machine.
 freethreaded aarch64: native

@@ -38,9 +38,22 @@ cdef struct PageHead:
     const unsigned char *rest_end
 
 
+# A module that is to be sealed.
+cdef struct Module:
+    Py_buffer text
+    int kind
+    const unsigned char *ordinals
+    size_t ordinals_size
+
+
 cdef class ModuleCipher:
     cdef BlockCipher _cipher
     cdef Py_ssize_t _file_aad_size
+
+    cdef int _seal(
+        self, const Module *modules, size_t count, unsigned char *nonces, unsigned char *out,
+        size_t size,
+    ) except -1
 
 
 cdef int read_page_header(

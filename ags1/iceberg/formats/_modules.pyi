@@ -1,9 +1,14 @@
+from collections.abc import Iterable
 from typing import NoReturn
 
 from typing_extensions import Buffer
 
 class ModuleCipher:
     def __init__(self, key: Buffer, file_aad: bytes) -> None: ...
+    def seal(self, modules: Iterable[tuple[int, bytes, Buffer]]) -> bytes: ...
+    def seal_pages(
+        self, plain: Buffer, ordinals: bytes, number: int, may_have_dictionary: bool
+    ) -> tuple[int, bytes, list[int], bool, int, int]: ...
     def open(self, kind: int, ordinals: bytes, module: Buffer) -> bytes: ...
     def open_pages(
         self,

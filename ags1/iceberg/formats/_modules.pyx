@@ -11,6 +11,10 @@ The padding is a field of the header that no reader knows, and that all of them 
 parsers have to. So all offsets that a footer and its indexes have are those of the plaintext too.
 A checksum in a header was that of the ciphertext, and is left out.
 
+``seal`` and ``seal_pages`` seal many modules in one call without the GIL. Their texts are in memory
+before the kernel draws their nonces, all at once. So a copy of the process or the machine that goes
+on from there makes the same modules, or draws other nonces.
+
 A failed call zeroes what it has written of its output. Until a call returns, its output may hold
 bytes that are not verified yet, so nobody else may read it. Knows nothing of footers or of tables.
 """
@@ -19,14 +23,15 @@ from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.limits cimport INT_MAX
 from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 from ags1.engine._buffers cimport is_private as is_private_buffer
 from ags1.engine._buffers cimport take_input, take_output
 from ags1.engine._gcm cimport (
-    BlockCipher, GcmContext, forget_errors, open_message, seal_message, wipe,
+    BlockCipher, GcmContext, draw, forget_errors, libcrypto_error, open_message, seal_message, wipe,
 )
-from ags1.engine.layout cimport get_int32, put_int32
+from ags1.engine.layout cimport NONCE_SIZE, get_int32, put_int32
 
 from ...errors import AuthenticationError, FormatError
 from .thrift cimport (
@@ -52,6 +57,11 @@ cdef enum:
 cdef enum:
     PADDING_SIZE = 4  # with its length of one byte
     MAX_PADDING = 0x7F
+
+cdef enum:
+    # What is sealed at once fits into a CPU's cache.
+    ENOUGH = 1 << 20
+    MAX_PAGES = 256
 
 cdef enum Failure:
     FAILED_TAG = 1
@@ -112,7 +122,8 @@ cdef Py_ssize_t module_size(const unsigned char *at, Py_ssize_t left) noexcept n
 cdef int read_page_header(
     const unsigned char *at, Py_ssize_t size, PageHead *head
 ) noexcept nogil:
-    """Read the header at ``at``. Return 0 if it is not one, or has not exactly ``size`` bytes."""
+    """Read the header at ``at``, which is one byte longer than ``rest_end`` says. Return 0 if it is
+    not one, or has more than ``size`` bytes."""
     cdef Cursor source
     cdef int64_t field_id = 0
     cdef int kind
@@ -130,7 +141,7 @@ cdef int read_page_header(
             head.rest_id = field_id if kind and not head.rest_id else head.rest_id
         if not kind:
             head.rest_end = begin
-            return not source.fault and source.at == source.end and head.size_at != NULL
+            return not source.fault and head.size_at != NULL
         if field_id <= CRC_ID and kind != KIND_I32:
             return 0
         if field_id == TYPE_ID:
@@ -271,7 +282,9 @@ cdef Py_ssize_t open_page(
     aad_size = put_place(context, file_aad_size, kind, pages.ordinals, ordinals_size)
     if not open_module(context, aad_size, sealed + begin, header, text, pages.is_shared):
         return fail(pages, FAILED_TAG)
-    if not read_page_header(text, header - MODULE_OVERHEAD, &head):
+    if not read_page_header(text, header - MODULE_OVERHEAD, &head) or (
+        head.rest_end + 1 != text + header - MODULE_OVERHEAD
+    ):
         return fail(pages, FAILED_HEADER)
     if pages.has_dictionary != (head.kind == PAGE_OF_DICTIONARY) or not (
         pages.has_dictionary or head.kind == PAGE_OF_DATA or head.kind == PAGE_OF_DATA_V2
@@ -340,6 +353,131 @@ cdef object failed(int failure):
     return FormatError("the header of a page is not one that Parquet has")
 
 
+# ---- many modules ------------------------------------------------------------------------------
+
+cdef bint seal_all(
+    GcmContext *context, Py_ssize_t file_aad_size, const Module *modules, size_t count,
+    unsigned char *nonces, unsigned char *out,
+) noexcept nogil:
+    cdef size_t i, aad_size
+    if not draw(nonces, count * NONCE_SIZE):
+        return False
+    for i in range(count):
+        aad_size = put_place(
+            context, file_aad_size, modules[i].kind, modules[i].ordinals, modules[i].ordinals_size
+        )
+        if not seal_module(
+            context, aad_size, nonces + i * NONCE_SIZE,
+            <const unsigned char *>modules[i].text.buf, modules[i].text.len, out,
+        ):
+            return False
+        out += modules[i].text.len + MODULE_OVERHEAD
+    return True
+
+
+# ---- the pages of an unencrypted column chunk ---------------------------------------------------
+
+cdef struct PlainPage:
+    const unsigned char *at
+    PageHead head
+    size_t header_size  # in the new file, as text
+
+
+cdef struct PlainPages:
+    PlainPage pages[MAX_PAGES]
+    size_t count
+    bint has_dictionary
+    Py_ssize_t size
+    size_t sealed_size
+    int failure
+
+
+cdef void find_pages(
+    const unsigned char *plain, Py_ssize_t size, bint may_have_dictionary, PlainPages *found
+) noexcept nogil:
+    """Find the pages at the beginning of ``plain``, about as many as ENOUGH bytes have."""
+    cdef PlainPage *page
+    cdef Py_ssize_t header_size
+    found.count = found.size = found.sealed_size = found.failure = found.has_dictionary = 0
+    while found.count < MAX_PAGES and found.sealed_size < ENOUGH and found.size < size:
+        page = &found.pages[found.count]
+        page.at = plain + found.size
+        if not read_page_header(page.at, size - found.size, &page.head):
+            found.failure = FAILED_HEADER
+            return
+        header_size = page.head.rest_end + 1 - page.at
+        if not 0 <= page.head.stated_size <= min(
+            size - found.size - header_size, <Py_ssize_t>INT_MAX - MODULE_OVERHEAD
+        ):
+            found.failure = FAILED_HEADER
+            return
+        if page.head.kind == PAGE_OF_DICTIONARY and may_have_dictionary and not found.count:
+            found.has_dictionary = True
+        elif page.head.kind != PAGE_OF_DATA:
+            found.failure = FAILED_KIND
+            return
+        page.header_size = page.head.size_at - page.at + 1 + (
+            page.head.rest_end - page.head.rest
+        ) + varint_size(<uint64_t>(page.head.stated_size + MODULE_OVERHEAD) << 1)
+        found.count += 1
+        found.size += header_size + page.head.stated_size
+        found.sealed_size += page.header_size + page.head.stated_size + 2 * MODULE_OVERHEAD
+
+
+cdef size_t varint_size(uint64_t number) noexcept nogil:
+    cdef size_t size = 1
+    while number > 0x7F:
+        number >>= 7
+        size += 1
+    return size
+
+
+cdef bint seal_found(
+    GcmContext *context, Py_ssize_t file_aad_size, const PlainPages *found,
+    unsigned char *ordinals, Py_ssize_t number, unsigned char *out,
+) noexcept nogil:
+    """Seal pages. The first one of data has this ``number``."""
+    cdef unsigned char nonces[2 * MAX_PAGES * 12]
+    cdef const PlainPage *page
+    cdef size_t i, aad_size, ordinals_size
+    cdef bint is_dictionary
+    if not draw(nonces, 2 * found.count * NONCE_SIZE):
+        return False
+    for i in range(found.count):
+        page = &found.pages[i]
+        is_dictionary = found.has_dictionary and not i
+        ordinals_size = 4 if is_dictionary else 6
+        ordinals[4] = number & 0xFF
+        ordinals[5] = number >> 8
+        number += not is_dictionary
+        # The header is sealed in its place.
+        print_page_header(
+            out + LENGTH_SIZE + NONCE_SIZE, page.at, &page.head,
+            page.head.stated_size + MODULE_OVERHEAD,
+        )[0] = 0
+        aad_size = put_place(
+            context, file_aad_size, DICTIONARY_PAGE_HEADER if is_dictionary else DATA_PAGE_HEADER,
+            ordinals, ordinals_size,
+        )
+        if not seal_module(
+            context, aad_size, nonces + 2 * i * NONCE_SIZE, out + LENGTH_SIZE + NONCE_SIZE,
+            page.header_size, out,
+        ):
+            return False
+        out += page.header_size + MODULE_OVERHEAD
+        aad_size = put_place(
+            context, file_aad_size, DICTIONARY_PAGE if is_dictionary else DATA_PAGE, ordinals,
+            ordinals_size,
+        )
+        if not seal_module(
+            context, aad_size, nonces + (2 * i + 1) * NONCE_SIZE, page.head.rest_end + 1,
+            page.head.stated_size, out,
+        ):
+            return False
+        out += page.head.stated_size + MODULE_OVERHEAD
+    return True
+
+
 # ---- the cipher --------------------------------------------------------------------------------
 
 cdef class ModuleCipher:
@@ -352,6 +490,112 @@ cdef class ModuleCipher:
 
     def __reduce__(self):
         raise TypeError("a ModuleCipher holds a key and cannot be pickled or copied")
+
+    def seal(self, modules):
+        """Return the sealed modules, one after the other. ``modules`` has of each its type, its
+        ordinals and its text. Raises KeyReuseError in a forked child and after 2**32 modules,
+        FormatError for a text that is too long."""
+        cdef list given = list(modules)
+        cdef list places = []  # they keep the ordinals alive
+        cdef Py_ssize_t count = len(given), taken = 0, size = 0, i
+        cdef unsigned char *nonces = NULL
+        cdef Module *listed = <Module *>calloc(max(count, 1), sizeof(Module))
+        cdef bytes ordinals
+        try:
+            nonces = <unsigned char *>malloc(max(count, 1) * NONCE_SIZE)
+            if listed == NULL or nonces == NULL:
+                raise MemoryError
+            for kind, ordinals, text in given:
+                check_place(ordinals)
+                places.append(ordinals)
+                listed[taken].kind = kind
+                listed[taken].ordinals = <const unsigned char *>PyBytes_AS_STRING(ordinals)
+                listed[taken].ordinals_size = PyBytes_GET_SIZE(ordinals)
+                take_input(text, &listed[taken].text)
+                taken += 1
+                if listed[taken - 1].text.len > INT_MAX - MODULE_OVERHEAD:
+                    raise FormatError("a page is longer than an encrypted Parquet file can have")
+                size += listed[taken - 1].text.len + MODULE_OVERHEAD
+            sealed = PyBytes_FromStringAndSize(NULL, size)
+            self._seal(listed, count, nonces, <unsigned char *>PyBytes_AS_STRING(sealed), size)
+            return sealed
+        finally:
+            for i in range(taken):
+                PyBuffer_Release(&listed[i].text)
+            free(listed)
+            free(nonces)
+
+    def seal_pages(
+        self, plain, bytes ordinals, Py_ssize_t number, bint may_have_dictionary
+    ):
+        """Seal the pages (of version 1) at the beginning of ``plain``, which is the rest of an
+        unencrypted column chunk. ``ordinals`` are the chunk's, ``number`` is that of the next page
+        of data. ``may_have_dictionary`` says whether the first page may be a dictionary.
+
+        Returns the bytes that were sealed, about 1 MiB; the sealed pages; their sizes; whether the
+        first is a dictionary; the number of their values; and what they would have without
+        compression (bytes). Checksums are left out. Raises as ``seal``, and FormatError for other
+        pages.
+        """
+        cdef Py_buffer source
+        cdef PlainPages found
+        cdef unsigned char places[6]
+        cdef unsigned char *out
+        cdef const PlainPage *page
+        cdef GcmContext *context
+        cdef size_t i
+        cdef int64_t values = 0, plain_size = 0
+        cdef bint ok
+        if PyBytes_GET_SIZE(ordinals) != 4:
+            raise ValueError("a column chunk has two ordinals of two bytes each")
+        memcpy(places, PyBytes_AS_STRING(ordinals), 4)
+        take_input(plain, &source)
+        try:
+            find_pages(
+                <const unsigned char *>source.buf, source.len, may_have_dictionary, &found
+            )
+            if not found.failure and (
+                number + <Py_ssize_t>found.count - found.has_dictionary > MAX_ORDINAL + 1
+            ):
+                found.failure = FAILED_NUMBER
+            if found.failure:
+                raise failed(found.failure)
+            sealed = PyBytes_FromStringAndSize(NULL, found.sealed_size)
+            out = <unsigned char *>PyBytes_AS_STRING(sealed)
+            self._cipher.claim(2 * found.count)
+            context = self._cipher.borrow()
+            with nogil:
+                ok = seal_found(context, self._file_aad_size, &found, places, number, out)
+                self._cipher.give_back(context)
+                if not ok:
+                    wipe(out, found.sealed_size)
+            if not ok:
+                raise libcrypto_error("OpenSSL could not encrypt")
+        finally:
+            PyBuffer_Release(&source)
+        sizes = []
+        for i in range(found.count):
+            page = &found.pages[i]
+            sizes.append(page.header_size + page.head.stated_size + 2 * MODULE_OVERHEAD)
+            plain_size += page.header_size + MODULE_OVERHEAD + page.head.plain_size
+            values += page.head.values
+        return found.size, sealed, sizes, found.has_dictionary, values, plain_size
+
+    cdef int _seal(
+        self, const Module *modules, size_t count, unsigned char *nonces, unsigned char *out,
+        size_t size,
+    ) except -1:
+        cdef bint ok
+        self._cipher.claim(count)
+        cdef GcmContext *context = self._cipher.borrow()
+        with nogil:
+            ok = seal_all(context, self._file_aad_size, modules, count, nonces, out)
+            self._cipher.give_back(context)
+            if not ok:
+                wipe(out, size)
+        if not ok:
+            raise libcrypto_error("OpenSSL could not encrypt")
+        return 0
 
     def open(self, int kind, bytes ordinals, module):
         """Return the plaintext of a module. Raises AuthenticationError unless it verifies at this

@@ -2,7 +2,7 @@
 
     FileWriter          location, key, row count, metrics; the ContentFile for the manifest
       output.create()   the file appears complete under its name, or not at all
-      _ParquetContent   a row group for each write(), by Parquet modular encryption; or
+      _ParquetContent   a row group for each write(); or
       _AvroContent      Avro blocks in an AGS1 stream
 
 It does not know which rows belong into the file, or how large the file is to become.
@@ -18,24 +18,20 @@ from typing import Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.parquet.encryption import create_encryption_properties
 from pyiceberg.table.locations import LocationProvider
 
 from ...columns.arrow_nested import for_parquet
 from ...columns.avro.variants import VariantType
 from ...columns.avro.writer import AvroFileWriter
-from ...engine._arrow_random import draw_from_kernel
 from ...engine.key_metadata import KeyMetadata
 from ...errors import KeyReuseError
 from ...keys.manager import EncryptionManager
-from ..formats.parquet_variants import AnnotatedFile
+from ..formats.parquet_writer import EncryptedParquetWriter
 from ..read.records import DATA, ContentFile
 from ..spec.column_types import find_field_ids
 from ..storage.output import TableOutput
 from .metrics import MetricsCollector
 from .plan import WritePlan
-
-draw_from_kernel()
 
 # A column gets no dictionary if more than this part of its first rows are distinct values.
 _JUDGED_ROWS = 5_000
@@ -173,18 +169,12 @@ class _ParquetContent:
         schema: pa.Schema,
         rows: pa.Table,
     ) -> None:
-        variants = find_field_ids(VariantType, [plan.schema])
-        self._annotated = AnnotatedFile(file, key_metadata, variants) if variants else None
-        self._file = file
         self._km = key_metadata
-        self._writer = pq.ParquetWriter(
-            self._annotated or file,
+        self._writer = EncryptedParquetWriter(
+            file.write,
+            key_metadata,
             schema,
-            encryption_properties=create_encryption_properties(
-                key_metadata.encryption_key,
-                aad_prefix=key_metadata.aad_prefix,
-                store_aad_prefix=False,
-            ),
+            variants=find_field_ids(VariantType, [plan.schema]),
             store_decimal_as_integer=True,
             use_dictionary=_dictionary_columns(rows),
             **plan.parquet_options,
@@ -192,25 +182,19 @@ class _ParquetContent:
 
     @property
     def size(self) -> int:
-        return self._file.tell()
+        return self._writer.size
 
     def write(self, rows: pa.Table, metrics: MetricsCollector) -> None:
         metrics.add_parquet_rows(rows)
         self._writer.write_table(for_parquet(rows), row_group_size=rows.num_rows)
 
     def close(self, metrics: MetricsCollector) -> _Finished:
-        if self._annotated is not None:
-            self._annotated.hold()
-        self._writer.close()
-        if self._annotated is not None:
-            self._annotated.finish()
-        footer: pq.FileMetaData = self._writer.writer.metadata
+        footer = self._writer.close()
         metrics.add_parquet_footer(footer)
-        return self._km.with_file_length(self._file.tell()), _split_offsets(footer)
+        return self._km.with_file_length(self._writer.size), _split_offsets(footer)
 
     def abort(self) -> None:
-        # Otherwise the garbage collector would close the writer later, when the file is closed.
-        self._writer.close()
+        pass
 
 
 class _AvroContent:

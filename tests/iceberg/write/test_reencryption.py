@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -31,7 +31,6 @@ from table_maker import stored
 import ags1
 from ags1 import KeyMetadata
 from ags1.engine._gcm import Checksum
-from ags1.engine._messages import seal
 from ags1.engine.reader import Reader
 from ags1.errors import (
     Ags1Error,
@@ -42,8 +41,8 @@ from ags1.errors import (
     NotEncryptedError,
     TruncatedError,
 )
-from ags1.iceberg.formats import parquet_modules
-from ags1.iceberg.formats import parquet_transcription as transcription
+from ags1.iceberg.formats import parquet_encryption, parquet_modules
+from ags1.iceberg.formats._modules import ModuleCipher
 from ags1.iceberg.formats.parquet_modules import (
     ModuleType,
     ParquetSource,
@@ -456,14 +455,17 @@ def test_what_a_faulty_machine_encrypted_is_noticed(
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(size).replace(b"text", b"texT")
 
-    def wrong(key: bytes, text: bytes | memoryview, aad: bytes) -> bytes:
-        is_page = aad[-7:-6] == b"\x02"
-        return seal(key, bytes(text).replace(b"text", b"texT") if is_page else text, aad)
+    class WrongCipher(ModuleCipher):
+        def seal(self, modules: Iterable[tuple[int, bytes, Any]]) -> bytes:
+            return super().seal(
+                (kind, at, bytes(text).replace(b"text", b"texT") if kind == 2 else text)
+                for kind, at, text in modules
+            )
 
     pq.write_table(table(10), tmp_path / "plain.parquet", compression="none", use_dictionary=False)
     avro(tmp_path / "plain.avro", 10, "text")
     before = sorted(os.listdir(tmp_path))
-    monkeypatch.setattr(transcription, "seal", wrong)
+    monkeypatch.setattr(parquet_encryption, "ModuleCipher", WrongCipher)
     monkeypatch.setattr(reencryption, "Reader", Wrong)
     for kind in ("parquet", "avro"):
         old = record(tmp_path / f"plain.{kind}", 10)
