@@ -1,9 +1,9 @@
 """A real S3 server for the tests: MinIO's last release as a Go module, on a folder of its own.
 
-Beside moto, which answers but stores nothing as a server does, this one keeps objects on a disk,
-checks signatures, and decides between two conditional writes of one object. ``tests/minio`` pins
-it with every dependency; it is built once into the user's cache folder (some five minutes). MinIO
-is under the AGPL: the tests run it, and nothing of it is part of ags1. For a person::
+Beside moto, which answers but stores nothing as a server does, this one keeps objects on a disk and
+checks signatures. ``tests/minio`` pins it with every dependency; it is built once into the user's
+cache folder (some five minutes). MinIO is under the AGPL: the tests run it, and nothing of it is
+part of ags1. For a person::
 
     python tests/s3_server.py
 

@@ -65,43 +65,6 @@ def test_many_small_objects(places: Places) -> None:
     assert places.uploads() == []
 
 
-class TestConditionalWrites:
-    """Of writers that begin together, one gets the name: what a ledger in an object store is
-    built on."""
-
-    def race(self, places: Places, **condition: str) -> list[str]:
-        """Return what 16 writers of one object were told."""
-        clients = [boto3.client("s3") for _ in range(4)]
-
-        def put(number: int) -> str:
-            body = str(number).encode()
-            try:
-                clients[number % 4].put_object(Bucket=BUCKET, Key="claim", Body=body, **condition)
-            except ClientError as error:
-                return str(error.response["Error"]["Code"])
-            return "done"
-
-        with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(put, range(16)))
-
-    def check(self, places: Places, said: list[str]) -> None:
-        assert said.count("done") == 1, said
-        assert {*said} <= {"done", "PreconditionFailed", "ConditionalRequestConflict"}
-        read = places.s3.get_object(Bucket=BUCKET, Key="claim")["Body"].read()
-        assert read == str(said.index("done")).encode()
-
-    def test_one_of_many_makes_an_object(self, places: Places) -> None:
-        self.check(places, self.race(places, IfNoneMatch="*"))
-
-    def test_one_of_many_replaces_a_version(self, places: Places) -> None:
-        first = places.s3.put_object(Bucket=BUCKET, Key="claim", Body=b"first")["ETag"]
-        self.check(places, self.race(places, IfMatch=first))
-
-    def test_no_version_to_replace(self, places: Places) -> None:
-        with pytest.raises(ClientError, match="NoSuchKey"):
-            places.s3.put_object(Bucket=BUCKET, Key="claim", Body=b"x", IfMatch='"0"')
-
-
 def test_a_wrong_secret_is_refused(real_s3: dict[str, str]) -> None:
     """moto takes any: so this is the server that the other tests believe."""
     where = {"endpoint_url": real_s3["AWS_ENDPOINT_URL"], "region_name": "us-east-1"}

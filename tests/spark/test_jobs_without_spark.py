@@ -41,7 +41,8 @@ from ags1.errors import (
     TruncatedError,
 )
 from ags1.files.keys import FileKeys, KmsConfig
-from ags1.files.ledger import JobNote, Ledger, open_ledger
+from ags1.files.ledger import JobNote, Ledger, Row, open_ledger
+from ags1.files.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
 from ags1.files.staging import local_files as files
 from ags1.files.staging import marks
 from ags1.files.staging.pieces import Item, Piece
@@ -318,6 +319,19 @@ class TestRuns:
         assert places.names(places.ledger) == before
         assert places.decrypt(include=["b"]).done == 1
         assert places.names(places.back) == {"d", "d/b"}
+
+    @pytest.mark.parametrize("nonce", ["no", "00" * 50, ""])
+    def test_a_nonce_in_the_ledger_that_is_none(
+        self, places: Places, here: None, nonce: str
+    ) -> None:
+        places.write("a", "b")
+        places.encrypt()
+        [path] = places.ledger.glob("pack-*")
+        table = read_table(path.read_bytes(), Row._fields, "")
+        rows = [row._replace(nonce=nonce) for row in table_to_rows(table, Row._fields, "")]
+        path.write_bytes(to_parquet(rows_to_table(rows)))
+        assert places.encrypt().unchanged == 2
+        assert places.verify().done == 2
 
     def test_a_wrong_keyring_leaves_nothing(self, places: Places, tmp_path: Path) -> None:
         places.write(*(f"d{number}/f" for number in range(30)))

@@ -770,9 +770,12 @@ def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) ->
 def test_facts_in_little_memory(changes: list[tuple[str, int | None]]) -> None:
     """They are those of a dictionary, also after growing."""
     expected: dict[str, bytes] = {f"many{n}": b"%016d" % n for n in range(2000)}
-    found = DigestMap()
+    found, wide = DigestMap(), DigestMap(28)
     for text, value in expected.items():
         found[text] = value
+        assert wide.put(text, value + b"and more now") is None
+    assert wide.put("many7", b"1" * 28) == expected["many7"] + b"and more now"
+    assert wide.get("many8") == expected["many8"] + b"and more now"
     for text, number in changes:
         if number is None:
             assert found.pop(text, None) == expected.pop(text, None)

@@ -20,7 +20,7 @@ _ROWS, _KEPT = 64, 16
 _LEVEL = 1  # zlib's fastest
 
 # The bytes of a digest and of a slot with two of them.
-_KEY, _SLOT = 16, 32
+_KEY = 16
 _NOTHING = bytes(_KEY)
 
 T = TypeVar("T", bound="tuple[object, ...]")
@@ -182,49 +182,58 @@ class PackedFiles:
 
 
 class DigestMap:
-    """From texts to 16 bytes each, in about 64 bytes of memory for both. The texts are known by
-    their digests only. Values that are all zeros cannot be stored."""
+    """From texts to ``width`` bytes each, in about twice the memory of a digest and a value. The
+    texts are known by their digests only. Values that are all zeros cannot be stored."""
 
-    def __init__(self) -> None:
-        self._slots = bytearray(_SLOT << 10)
+    def __init__(self, width: int = _KEY) -> None:
+        self._slot = _KEY + width
+        self._none = bytes(width)
+        self._slots = bytearray(self._slot << 10)
         self._count = 0  # of the slots that are taken
 
     def __setitem__(self, text: str, value: bytes) -> None:
+        self.put(text, value)
+
+    def put(self, text: str, value: bytes) -> bytes | None:
+        """Set the value of a text. Return the value that it had."""
         key = _digest(text)
         begin = self._find(key)
-        self._count += self._slots[begin : begin + _KEY] == _NOTHING
-        self._slots[begin : begin + _SLOT] = key + value
-        if 3 * self._count * _SLOT > 2 * len(self._slots):
-            self._grow()
+        before = self._slots[begin : begin + self._slot]
+        self._slots[begin : begin + self._slot] = key + value
+        if before[:_KEY] == _NOTHING:
+            self._count += 1
+            if 3 * self._count * self._slot > 2 * len(self._slots):
+                self._grow()
+        return None if before[_KEY:] == self._none else bytes(before[_KEY:])
 
     def get(self, text: str) -> bytes | None:
         """Return the value of a text."""
-        begin = self._find(_digest(text)) + _KEY
-        value = bytes(self._slots[begin : begin + _KEY])
-        return None if value == _NOTHING else value
+        begin = self._find(_digest(text))
+        value = bytes(self._slots[begin + _KEY : begin + self._slot])
+        return None if value == self._none else value
 
     def pop(self, text: str, default: None) -> bytes | None:
         """Remove a text and return its value, ``default`` if it has none."""
         value = self.get(text)
         if value is not None:
-            self[text] = _NOTHING
+            self[text] = self._none
         return value
 
     def _find(self, key: bytes) -> int:
         """Return where the slot of a key begins, or the empty one that it may take."""
         size = len(self._slots)
-        begin = int.from_bytes(key[:8], "little") * _SLOT % size
+        begin = int.from_bytes(key[:8], "little") * self._slot % size
         while self._slots[begin : begin + _KEY] not in (key, _NOTHING):
-            begin = (begin + _SLOT) % size
+            begin = (begin + self._slot) % size
         return begin
 
     def _grow(self) -> None:
         old, self._slots = self._slots, bytearray(2 * len(self._slots))
-        for first in range(0, len(old), _SLOT):
-            slot = bytes(old[first : first + _SLOT])
+        for first in range(0, len(old), self._slot):
+            slot = bytes(old[first : first + self._slot])
             if slot[:_KEY] != _NOTHING:
                 begin = self._find(slot[:_KEY])
-                self._slots[begin : begin + _SLOT] = slot
+                self._slots[begin : begin + self._slot] = slot
 
 
 def _number(place: int) -> bytes:

@@ -33,6 +33,9 @@ SUFFIX = ".ags1"
 _NO_FILE = "there is no file: check the path, and that it is mounted"
 # Of a target whose content is not certain.
 _UNCERTAIN = b"uncertain"
+# The size of the digest of what is known of a target.
+_FACTS = 16
+_NO_NONCE = bytes(layout.NONCE_SIZE).hex()
 _OWN_FOLDER = "it is in the folder of the targets or the ledger: name another source"
 _NO_KEY = "the ledger has no key for this file: use the ledger of the job that encrypted it"
 
@@ -64,6 +67,7 @@ class Selection:
         self._wanted = wanted
         self._operation = operation
         self._root = root
+        self._storage = open_storage(root)
         self._ledger = ledger
         # Sources are not searched for in these folders.
         self._own_folders = [folder for folder in (root, ledger.location) if folder]
@@ -167,28 +171,19 @@ class Selection:
     ) -> Packed[Item]:
         """Return the work on all files that are not done. There are about ``count``. The names of
         their targets end with ``suffix``."""
-        columns = ("source", "source_size", "source_version", "target_size")
-        rows = DigestMap()
-        contents = _Contents()
-
-        def fact(row: Row) -> bytes:
-            contents.add(row)
-            return _as_it_was(row)
-
-        known = *columns, "nonce", "retires"
-        self._ledger.facts(rows, self._operation, known, fact, below=self._root)
-        storage = open_storage(self._root)
-        self._status_of = storage.statuses(self._root, count, follow=False)
+        columns = "source source_size source_version target_size nonce retires".split()
+        known = _Contents()
+        self._ledger.facts(known, self._operation, columns, lambda row: row, below=self._root)
+        self._status_of = self._storage.statuses(self._root, count, follow=False)
         items = Packed(Item._make)
         for file, name, size, wrapped in wanted:
             target = os.path.join(self._root, name + suffix)
-            row = rows.get(target)
-            if target in contents.several:
-                row = _UNCERTAIN
+            row = known.as_it_was(target)
             if self._is_to_do(file, target, row, overwrite=overwrite):
                 source = file.path, target, name, file.size, file.version
                 replaces = overwrite or row is not None
-                work = size, wrapped, replaces, storage.unit(size), contents.of(target)
+                unit = self._storage.unit(size)
+                work = size, wrapped, replaces, unit, known.nonces(target)
                 items.append(Item(len(items), *source, *work))
         return items
 
@@ -196,8 +191,8 @@ class Selection:
         self, file: SourceFile, target: str, row: bytes | None, *, overwrite: bool
     ) -> bool:
         """Return whether a file has to be done. ``row`` tells what the ledger has of its target
-        (``_as_it_was``)."""
-        if not open_storage(self._root).holds(self._root, target):
+        (``_Contents``)."""
+        if not self._storage.holds(self._root, target):
             message = f"its target would be outside the folder {self._root}: rename the source"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
@@ -244,7 +239,7 @@ class Selection:
         contents = _Contents()
 
         def with_others(row: Row) -> Row:
-            contents.add(row)
+            contents[row.target] = row
             before = by_target.get(row.target) if row.target in contents.several else None
             if before is None:
                 return row
@@ -326,37 +321,50 @@ def _unlisted(path: str, relative_path: str = "") -> SourceFile:
 
 
 class _Contents:
-    """Which contents each target may have by the rows that were added, oldest first: one, unless
-    two jobs wrote it, and neither knew of the other. Then nothing tells which one it has: it is
-    done again, and replaces both."""
+    """What rows say of targets, oldest first: what must still be so if a target is done, and which
+    contents it may have. That is one, unless two jobs wrote it, and neither knew of the other. Then
+    nothing tells which one it has: it is done again, and replaces both."""
 
     def __init__(self) -> None:
-        self._newest = DigestMap()
+        self._known = DigestMap(_FACTS + layout.NONCE_SIZE)
         self.several: dict[str, set[str]] = {}
 
-    def add(self, row: Row) -> None:
-        """Add what became of a target."""
-        if not row.nonce:  # an earlier version's, or not encrypted
-            return
-        before = {*self.of(row.target).split()} - {*(row.retires or "").split(), row.nonce}
-        self.several.pop(row.target, None)
-        if before:
-            self.several[row.target] = {*before, row.nonce}
-        self._newest[row.target] = bytes.fromhex(row.nonce).ljust(15, b"\0") + b"\1"
+    def __setitem__(self, target: str, row: Row) -> None:
+        facts = _digest(row.source, row.source_size, row.source_version, row.target_size)
+        before = self._known.put(target, facts + _nonce(row))
+        if before is not None and row.nonce:
+            others = self.several.pop(target, None) or {before[_FACTS:].hex()}
+            others -= {*(row.retires or "").split(), row.nonce, _NO_NONCE}
+            if others:
+                self.several[target] = {*others, row.nonce}
 
-    def of(self, target: str) -> str:
+    def pop(self, target: str, default: None) -> None:
+        self.several.pop(target, default)
+        self._known.pop(target, default)
+
+    def as_it_was(self, target: str) -> bytes | None:
+        """Return the digest of what must still be so; None if the target is not done."""
+        known = self._known.get(target)
+        return _UNCERTAIN if target in self.several else known and known[:_FACTS]
+
+    def nonces(self, target: str) -> str:
         """Return the first nonces of what a target may be, with spaces between."""
-        if target in self.several:
-            return " ".join(sorted(self.several[target]))
-        newest = self._newest.get(target)
-        return "" if newest is None else newest[: layout.NONCE_SIZE].hex()
+        known = self._known.get(target)
+        one = {known[_FACTS:].hex()} if known is not None else set()
+        return " ".join(sorted(self.several.get(target, one) - {_NO_NONCE}))
 
 
-def _as_it_was(row: Row) -> bytes:
-    """Return what must still be so if a row's file is done."""
-    return _digest(row.source, row.source_size, row.source_version, row.target_size)
+def _nonce(row: Row) -> bytes:
+    """Return the first nonce of a row's file. If it has none, as in rows of earlier versions and in
+    damaged ones, it is all zeros."""
+    try:
+        nonce = bytes.fromhex(row.nonce or "")
+    except ValueError:
+        nonce = b""
+    return nonce if len(nonce) == layout.NONCE_SIZE else bytes(layout.NONCE_SIZE)
 
 
 def _digest(*facts: object) -> bytes:
     """Return 16 bytes that are equal if, and only if, the facts are."""
-    return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    text = repr(facts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=_FACTS).digest()
