@@ -52,7 +52,7 @@ def copied(name: str, folder: Path) -> Path:
 
 def expected_rows(name: str) -> list[dict[str, Any]]:
     """What Spark read from a fixture table, in the order of ``id``."""
-    path = TABLES / name / "expected.jsonl"
+    path = TABLES / "read_by_spark" / name / "expected.jsonl"
     text = path.read_text()
     return [json.loads(line) for line in text.splitlines()]
 

@@ -31,6 +31,7 @@ class Exit(enum.IntEnum):
     AUTHENTICATION = 7
     ROWS_LEFT = 8
     NO_FILES = 9
+    PLAINTEXT = 10
     INTERNAL = 70
     INTERRUPTED = 130
     READER_GONE = 141
@@ -55,13 +56,14 @@ Exit status:
   8    'ags1 table erase' has erased, but something that it names may still have
        deleted rows
   9    'ags1 spark' found no file to work on (--allow-empty makes this 0)
+  10   'ags1 table check' found files that are not encrypted, and nothing worse
   70   internal error: a bug in ags1
   130  interrupted (Ctrl-C)
   141  the reader of the output went away
   143  terminated
   If one of several files fails, the others are still done, unless the KMS
   cannot be used. The exit status is that of the first failure. If a table has
-  several errors, it is that of the gravest: 7, then 3, 4, 5, 6.
+  several errors, it is that of the gravest: 7, then 3, 4, 5, 6, 10.
 """
 _EXAMPLES = re.compile(r"\n\nExamples:((?:\n  .+)+)")
 

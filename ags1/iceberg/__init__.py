@@ -11,16 +11,14 @@ from .pyiceberg import configuration as configuration  # isort: skip
 from ..columns.avro.variants import VariantType
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
+from .operations.check import check_table, verify_table
+from .operations.check.findings import TableCheck
 from .operations.compact import Compacted
-from .operations.doctor import examine_table
-from .operations.doctor.findings import TableHealth
 from .operations.erase import Erasure
 from .operations.expire_snapshots import Expiry
 from .operations.orphans import OrphanFiles
 from .operations.rekey import Rekeyed
 from .operations.rotation import KeysChanged
-from .operations.verify import verify_table
-from .operations.verify.findings import TableVerification
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
@@ -44,11 +42,10 @@ __all__ = [
     "OrphanFiles",
     "PlainTableWarning",
     "Rekeyed",
+    "TableCheck",
     "TableFiles",
-    "TableHealth",
-    "TableVerification",
     "VariantType",
-    "examine_table",
+    "check_table",
     "load_catalog",
     "open_table",
     "verify_table",

@@ -28,6 +28,7 @@ from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base
 from .commit.session import TableSession, open_version
+from .operations.check import check_table
 from .operations.compact import rewrite_data_files
 from .operations.erase import erase_deleted_rows
 from .operations.expire_snapshots import EncryptedMaintenance, expire_snapshots
@@ -151,6 +152,8 @@ class EncryptedTable(TableSession):
     expire_snapshots = expire_snapshots
     erase_deleted_rows = erase_deleted_rows
     remove_orphan_files = remove_orphan_files
+    # What is wrong, and what fixes it.
+    check = check_table
 
     def transaction(self) -> EncryptedTransaction:
         """Return a transaction, which commits several changes as one. Raises NotImplementedError if

@@ -85,7 +85,7 @@ class SnapshotsTable:
 
     def expire(self) -> None:
         found = self.load().expire_snapshots("0s", 1, dry_run=True)
-        if not found.snapshots:
+        if not found.snapshot_ids:
             raise RuntimeError("no snapshot would expire")
 
     def inspect(self) -> None:
@@ -93,7 +93,7 @@ class SnapshotsTable:
             raise RuntimeError("not all snapshots are there")
 
     def verify(self) -> None:
-        from ags1.iceberg.operations.verify import verify_table
+        from ags1.iceberg.operations.check import verify_table
 
         if not verify_table(self.load()).ok:
             raise RuntimeError("the table is not sound")

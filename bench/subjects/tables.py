@@ -278,8 +278,8 @@ class AvroTable:
     def verify(self, threads: int = 2) -> Any:
         """Verify the table. Raises RuntimeError unless all of it was and nothing is amiss."""
         from ags1.iceberg import EncryptedTable, open_table
-        from ags1.iceberg.operations.verify import verify_table
-        from ags1.iceberg.operations.verify.findings import Severity
+        from ags1.iceberg.operations.check import verify_table
+        from ags1.iceberg.operations.check.findings import Severity
 
         table = open_table(self._location, self._kms, expected_key_id="key")
         assert isinstance(table, EncryptedTable)

@@ -1249,7 +1249,7 @@ COMMANDS = [
     "verify",
 ]
 KEY_COMMANDS = ["create", "export-public-info", "list", "protect", "rewrap", "rotate"]
-TABLE_COMMANDS = ["files", "info", "scan", "verify"]
+TABLE_COMMANDS = ["check", "files", "info", "scan"]
 IN_GROUPS = [f"key {name}" for name in KEY_COMMANDS] + [f"table {name}" for name in TABLE_COMMANDS]
 
 
@@ -1283,6 +1283,7 @@ def test_the_exit_statuses_are_told_once(home: Path) -> None:
         "AUTHENTICATION": 7,
         "ROWS_LEFT": 8,
         "NO_FILES": 9,
+        "PLAINTEXT": 10,
         "INTERNAL": 70,
         "INTERRUPTED": 130,
         "READER_GONE": 141,

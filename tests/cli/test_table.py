@@ -136,7 +136,9 @@ def test_a_table_of_a_catalog(home: Path, catalog: dict[str, str], name: str) ->
     arguments = ["--catalog", "prod", "--map", f"{JAVA_LOCATION}={home}"]
     text = succeed("scan", name, *arguments, "--format", "jsonl")
     assert by_id([json.loads(line) for line in text.splitlines()]) == expected_rows("stats")
-    assert json.loads(succeed("verify", name, *arguments, "--json"))["ok"]
+    checked = table("check", name, *arguments, "--full", "--json")
+    counts = json.loads(checked.stdout)["finding_counts"]
+    assert (checked.exit_code, counts["plain-statistics"]) == (10, 2)
     assert json.loads(succeed("info", name, *arguments, "--json", kms=False))["key_id"] == "keyA"
     # The KMS that the catalog's configuration names.
     catalog.update(KMS_PROPERTIES)
@@ -188,7 +190,7 @@ def test_what_a_catalog_pins_is_shown(home: Path, catalog: dict[str, str]) -> No
 
 def test_a_catalog_s_rules_hold_here_too(home: Path, catalog: dict[str, str]) -> None:
     catalog["encryption.trusted-key-ids"] = "keyB"
-    for command in ("info", "scan", "verify"):
+    for command in ("info", "scan", "check"):
         result = table(command, "db.stats", "--catalog", "prod")
         assert result.exit_code == 7
         assert "'keyA'" in result.stderr
@@ -214,7 +216,7 @@ def test_the_table_has_to_be_the_expected_one() -> None:
     digest = hashlib.sha256(metadata_file("stats").read_bytes()).hexdigest()
     expectations = ["--expect-key-id", "keyA", "--expect-sha256", digest]
     assert succeed("scan", where, *expectations, "--limit", 1)
-    for command in ("scan", "files", "verify"):
+    for command in ("scan", "files", "check"):
         assert "keyB" in fail(7, command, where, "--key", "keyB")
         assert "SHA-256" in fail(7, command, where, "--expect-sha256", "0" * 64)
     assert "64 hexadecimal" in fail(2, "scan", where, "--expect-sha256", "abc")
@@ -226,8 +228,8 @@ def test_a_table_whose_encryption_was_stripped(tmp_path: Path) -> None:
     metadata = json.loads(path.read_text())
     del metadata["properties"]["encryption.key-id"]
     path.write_text(json.dumps(metadata))
-    assert "somebody removed it" in fail(7, "verify", tmp_path / "stats")
-    failure = table("verify", tmp_path / "stats", "--json")
+    assert "somebody removed it" in fail(7, "check", tmp_path / "stats")
+    failure = table("check", tmp_path / "stats", "--json")
     assert failure.exit_code == 7
     assert json.loads(failure.stdout)["error"]["kind"] == "NotEncryptedError"
 
@@ -251,7 +253,7 @@ def test_without_the_master_key() -> None:
     fail(5, "scan", TABLES / "stats", *wrong, kms=False)
 
 
-@pytest.mark.parametrize("command", ["info", "files", "verify"])
+@pytest.mark.parametrize("command", ["info", "files", "check"])
 def test_with_json_failures_are_json_too(command: str) -> None:
     result = table(command, TABLES / "nothing", "--json")
     told = json.loads(result.stdout)
@@ -310,13 +312,16 @@ def test_info_in_words_and_of_plain_and_empty_tables(tmp_path: Path) -> None:
     assert json.loads(succeed("info", tmp_path / "plain", "--json", kms=False))["keks"] == []
     assert succeed("scan", tmp_path / "plain", kms=False).split() == ["id", "--", "1"]
     assert not json.loads(succeed("files", tmp_path / "plain", "--json", kms=False))["encrypted"]
-    assert "not encrypted" in fail(7, "verify", tmp_path / "plain", kms=False)
+    checked = table("check", tmp_path / "plain", kms=False)
+    assert checked.exit_code == 7
+    assert "error: unencrypted-table: the table is not encrypted" in checked.stdout
+    assert "    ags1 table migrate NAMESPACE.TABLE --catalog CATALOG --key KEY\n" in checked.stdout
 
 
 @pytest.mark.parametrize("name", ["mor_dv", "parquet_plain", "stats"])
 def test_files_are_those_that_spark_lists(name: str) -> None:
     listed = [json.loads(line) for line in succeed("files", TABLES / name, "--json").splitlines()]
-    expected = json.loads((TABLES / name / "files.json").read_text())
+    expected = json.loads((TABLES / "read_by_spark" / name / "files.json").read_text())
     assert sorted((f["path"], f["format"], f["file_size"]) for f in listed) == sorted(
         (f["file_path"], f["file_format"].lower(), f["file_size_in_bytes"]) for f in expected
     )
@@ -485,27 +490,29 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in succeed("scan", tmp_path / "t", "-q")
 
 
-# -- verify
+# -- check
 
 
-def test_verify_in_words_json_and_silence() -> None:
+def test_a_full_check_in_words_json_and_silence(tmp_path: Path) -> None:
     where = TABLES / "stats"
-    lines = succeed("verify", where).splitlines()
-    assert [line.split(": ")[:2] for line in lines if line.startswith("warning")] == [
-        ["warning", "plain-statistics"]
-    ] * 2
-    assert lines[-1].startswith(f"{where}: OK: 1 snapshot, 1 manifest, 2 data files, ")
-    assert succeed("verify", where, "--quiet") == ""
-    result = json.loads(succeed("verify", where, "--json"))
-    assert (result["ok"], result["exit_code"]) == (True, 0)
-    assert result["finding_counts"]["plain-statistics"] == 2
-    assert fail(7, "verify", where, "--strict").endswith("2 warnings, 3 notes")
-    strict = table("verify", where, "--strict", "--json")
-    assert (strict.exit_code, json.loads(strict.stdout)["ok"]) == (7, False)
-    assert "orphan-file" not in succeed("verify", where, "--no-list")
-    digest = hashlib.sha256(metadata_file("stats").read_bytes()).hexdigest()
-    assert "metadata-not-pinned" in succeed("verify", where)
-    assert "metadata-not-pinned" not in succeed("verify", where, "--expect-sha256", digest)
+    result = table("check", where, "--full")
+    assert result.exit_code == 10
+    errors = [line for line in result.stdout.splitlines() if line.startswith("error")]
+    assert [line.split(": ")[1] for line in errors] == ["plain-statistics"] * 2
+    assert f"ags1: {where}: 1 snapshot, 1 KEK, 1 manifest, 2 data files, " in result.stderr
+    result = json.loads(table("check", where, "--full", "--json").stdout)
+    assert (result["ok"], result["exit_code"], result["errors"]) == (False, 10, 2)
+    where = TABLES / "parquet_plain"
+    lines = succeed("check", where, "--full").splitlines()
+    assert lines[-1].startswith(f"{where}: OK: 3 snapshots, 1 KEK, 3 manifests, 3 data files, ")
+    assert succeed("check", where, "--full", "--quiet") == ""
+    assert "metadata-not-pinned" in succeed("check", where)
+    digest = hashlib.sha256(metadata_file("parquet_plain").read_bytes()).hexdigest()
+    assert "metadata-not-pinned" not in succeed("check", where, "--expect-sha256", digest)
+    copy = copied("mor_dv", tmp_path)
+    (copy / "notes.txt").write_text("x")
+    assert "stray-plain-file" in table("check", copy).stdout
+    assert "stray-plain-file" not in succeed("check", copy, "--no-list")
 
 
 @pytest.mark.parametrize(
@@ -519,31 +526,32 @@ def test_verify_in_words_json_and_silence() -> None:
     ],
 )
 def test_the_exit_code_tells_what_is_wrong(tmp_path: Path, harm: Any, code: int, kind: str) -> None:
-    folder = copied("stats", tmp_path)
+    folder = copied("parquet_plain", tmp_path)
     path = next((folder / "data").rglob("*.parquet"))
     whole = path.read_bytes()
     path.unlink()
     if harm is not None:
         path.write_bytes(harm(whole))
-    result = table("verify", folder)
+    result = table("check", folder, "--full")
     assert result.exit_code == code
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("error")]
     assert line.startswith(f"error: {kind}: {JAVA_LOCATION}/{path.relative_to(tmp_path)}: ")
     assert told(result)[-1].startswith(f"ags1: {folder}: ")
     assert "1 error" in told(result)[-1]
-    as_json = json.loads(table("verify", folder, "--json").stdout)
+    as_json = json.loads(table("check", folder, "--full", "--json").stdout)
     assert (as_json["ok"], as_json["exit_code"], as_json["errors"]) == (False, code, 1)
 
 
 def test_of_several_errors_the_gravest_is_the_exit_code(tmp_path: Path) -> None:
-    folder = copied("stats", tmp_path)
+    folder = copied("stats", tmp_path)  # its statistics are not encrypted
+    assert table("check", folder, "--full").exit_code == 10
     one, other = (folder / "data").rglob("*.parquet")
     one.unlink()
     whole = other.read_bytes()
     other.write_bytes(whole[:-1])
-    assert table("verify", folder).exit_code == 3
+    assert table("check", folder, "--full").exit_code == 3
     one.write_bytes(b"PAR1" + whole[4:])
-    assert table("verify", folder).exit_code == 7
+    assert table("check", folder, "--full").exit_code == 7
 
 
 def test_plain_data_can_be_forbidden(tmp_path: Path) -> None:
@@ -551,9 +559,11 @@ def test_plain_data_can_be_forbidden(tmp_path: Path) -> None:
     made.commit(made.add_parquet([{"id": 1}], encrypted=False))
     made.write()
     where = tmp_path / "t"
-    assert "(1 unencrypted)" in succeed("verify", where)
+    checked = table("check", where, "--full")
+    assert checked.exit_code == 10
+    assert ", 1 data file not encrypted, " in checked.stderr
     assert succeed("scan", where, "-q").split() == ["id", "--", "1"]
-    fail(7, "verify", where, "--require-encrypted")
+    assert table("check", where, "--require-encrypted").exit_code == 7
     fail(7, "scan", where, "--require-encrypted")
 
 
@@ -565,7 +575,7 @@ def test_a_signal_ends_it(tmp_path: Path, number: int, code: int) -> None:
     marker = tmp_path / "asked"
     kms = ["--kms-property", "encryption.kms-impl=cli.kms_impls:SilentKms"]
     kms += ["--kms-property", f"test.marker={marker}"]
-    with start("table", "verify", TABLES / "stats", "-q", *kms, stdout=subprocess.PIPE) as process:
+    with start("table", "check", TABLES / "stats", "-q", *kms, stdout=subprocess.PIPE) as process:
         wait_for(marker.exists)
         process.send_signal(number)
         out, errors = process.communicate(timeout=60)
@@ -577,10 +587,10 @@ def test_a_signal_ends_it(tmp_path: Path, number: int, code: int) -> None:
 
 
 def test_help_of_the_group_and_its_commands_has_examples() -> None:
-    for arguments in ([], ["info"], ["scan"], ["files"], ["verify"]):
+    for arguments in ([], ["info"], ["scan"], ["files"], ["check"]):
         text = run("table", *arguments, "--help").stdout
         assert "Examples:" in text
-    for command in ("info", "scan", "files", "verify"):
+    for command in ("info", "scan", "files", "check"):
         assert "Exit status:" in run("table", command, "--help").stdout
     assert run("table").exit_code == 2
 
@@ -591,7 +601,7 @@ def test_help_imports_neither_pyiceberg_nor_arrow(run_python: Any) -> None:
 import sys
 from ags1.cli.app import app
 try:
-    app.main(["table", "verify", "--help"])
+    app.main(["table", "check", "--help"])
 except SystemExit as end:
     assert not end.code
 loaded = {name.partition(".")[0] for name in sys.modules}
@@ -615,6 +625,6 @@ def test_a_table_with_a_column_of_an_unknown_type(tmp_path: Path) -> None:
     assert "select others, such as id, p (see --columns)" in line
     text = succeed("scan", path.parent.parent, "-q", "--columns", "id", "--format", "csv")
     assert len(text.splitlines()) == 1 + 1000
-    assert succeed("verify", path.parent.parent)
+    assert "authentication" not in table("check", path.parent.parent, "--full").stdout
     assert succeed("files", path.parent.parent)
     assert succeed("info", path.parent.parent)

@@ -68,7 +68,7 @@ def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
     table("rotate", "db.t")
     done = table("expire", "db.t", "--older-than", "0s", "--prune-keys", "--yes")
     assert (len(done["snapshot_ids"]), len(done["key_ids"])) == (2, 2)
-    found = table("verify", "db.t")
+    found = table("check", "db.t", "--full")
     assert (found["errors"], found["warnings"], found["notes"]) == (0, 0, 0)
     text = succeed("table", "scan", "db.t", "--catalog", "prod", "--format", "jsonl").stdout
     assert [json.loads(line) for line in text.splitlines()] == [{"id": 2}]

@@ -448,11 +448,11 @@ def test_a_full_disk_is_told_with_the_file(filled: EncryptedTable) -> None:
 def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
     rewrite_manifests_as_java_1_11(filled)
     assert "--exposed" in run("table", "scan", "db.t", "--catalog", "prod").stderr
-    result = run("table", "verify", "db.t", "--catalog", "prod")
+    result = run("table", "check", "db.t", "--catalog", "prod")
     assert result.exit_code == 7
     assert "error: exposed-keys: " in result.stdout
     assert "2 files with exposed keys (2 in use)" in result.stderr
-    told = json.loads(run("table", "verify", "db.t", "--catalog", "prod", "--json").stdout)
+    told = json.loads(run("table", "check", "db.t", "--catalog", "prod", "--json").stdout)
     assert (told["exposed_files"], told["exposed_current_files"]) == (2, 2)
     would = facts("rekey", "db.t", "--exposed", "--dry-run")
     assert (would["files"], would["manifests"]) == (2, 2)
@@ -460,7 +460,7 @@ def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
     assert line == ""
     assert ids() == [1, 2, 3, 4, 5]
     succeed("expire", "db.t", "--older-than", "0s", "--retain-last", "1", "--yes")
-    result = run("table", "verify", "db.t", "--catalog", "prod")
+    result = run("table", "check", "db.t", "--catalog", "prod")
     assert result.exit_code == 0
     assert "exposed keys" not in result.stdout
 
@@ -541,7 +541,7 @@ def test_erase_exits_with_8_if_something_may_still_have_deleted_rows(
     assert line.startswith("may still have deleted rows: the tag 'audit' keeps snapshot ")
     result = table("erase", "db.t", "--yes", "--quiet")
     assert result.exit_code == 8
-    assert result.stdout == line + "\n"  # as ags1 table verify prints its errors
+    assert result.stdout == line + "\n"  # as ags1 table check prints its errors
     # What the status says is so: the row is there.
     assert 2 in ids(snapshot_id=head.snapshot_id)
     told = table("erase", "db.t", "--yes", "--json")
@@ -615,13 +615,13 @@ def test_migrate() -> None:
     assert "not encrypted" in fail(7, "delete", "db.t", "id = 1")
     # Without a KMS, that comes first.
     for code, arguments in (
-        (7, ["verify", "db.t"]),
+        (7, ["delete", "db.t", "id = 1"]),
         (7, ["compact", "db.t"]),
         (5, ["migrate", "db.t", "--key", "default"]),
     ):
         said = fail(code, *arguments, "--keyring", "none.json")
         assert said.startswith("ags1: db.t: the table is not encrypted"), said
-    assert "does not exist" in fail(2, "verify", "db.x", "--keyring", "none.json")
+    assert "does not exist" in fail(2, "check", "db.x", "--keyring", "none.json")
     would = facts("migrate", "db.t", "--key", "default", "--dry-run")
     assert (would["files"], would["rows"]) == (2, 6)
     history = [one.snapshot_id for one in load_plain_catalog("prod").load_table("db.t").history()]

@@ -48,7 +48,7 @@ from ags1.iceberg import (
     EncryptedCatalog,
     EncryptedTable,
     PlainTableWarning,
-    examine_table,
+    check_table,
     load_catalog,
     open_table,
     verify_table,
@@ -404,7 +404,7 @@ def test_a_plaintext_table_that_names_a_key_is_read_and_migrated(
             table = catalog.load_table("db.t")
         assert type(table) is Table
         assert table.scan().to_arrow() == rows
-        [finding] = examine_table(table).findings
+        [finding] = check_table(table).findings
         assert (finding.kind, finding.remedy.command) == ("unencrypted-table", "migrate")
         assert "no file of it is encrypted" in finding.message
         folder = Path(table.metadata_location.removeprefix("file://")).parent

@@ -15,7 +15,7 @@ from ags1.iceberg import (
     EncryptedTable,
     EncryptedTransaction,
     OrphanFiles,
-    examine_table,
+    check_table,
     load_catalog,
     open_table,
     verify_table,
@@ -73,7 +73,7 @@ def use(table: EncryptedTable) -> None:
     assert table.prune_keys(dry_run=True) == table.prune_keys() == []
     assert table.rekey("id > 0", dry_run=True).files == 1
     assert verify_table(table).ok
-    assert examine_table(table).ok
+    assert check_table(table).ok
     assert plain(table) == table.scan("id > 0", selected_fields=("id",)).count()
 
 

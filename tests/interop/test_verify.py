@@ -13,8 +13,8 @@ import pytest
 
 from ags1.errors import Ags1Error, AuthenticationError
 from ags1.iceberg.formats.parquet_modules import VerifiedParquet, verify_parquet
-from ags1.iceberg.operations.verify import verify_table
-from ags1.iceberg.operations.verify.findings import Severity
+from ags1.iceberg.operations.check import verify_table
+from ags1.iceberg.operations.check.findings import Severity
 from ags1.kms import KmsClient
 
 from .reading import opened

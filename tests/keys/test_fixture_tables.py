@@ -1,7 +1,7 @@
 """Tables that released Java wrote: every key from the master key down to the data files opens.
 
-``tables/<name>/metadata/`` is the table's folder of that name as Java left it, ``files.json`` what
-Spark's ``files`` metadata table said of it.
+``tables/<name>/metadata/`` is the table's folder of that name as Java left it, and
+``tables/read_by_spark/<name>/files.json`` what Spark's ``files`` metadata table said of it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_the_current_snapshot_has_the_files_and_keys_that_spark_saw(
         if entry[STATUS] != DELETED
         for file in [entry[DATA_FILE]]
     ]
-    seen = json.loads((TABLES / name / "files.json").read_bytes())
+    seen = json.loads((TABLES / "read_by_spark" / name / "files.json").read_bytes())
     assert sorted(map(repr, found)) == sorted(map(repr, seen))
 
 

@@ -87,7 +87,8 @@ def fixture_reader(session: Any, name: str, **options: str) -> Any:
 def expected(name: str) -> list[dict[str, Any]]:
     """What Java read from that table, in the order of ``id``."""
     return [
-        json.loads(line) for line in (TABLES / name / "expected.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (TABLES / "read_by_spark" / name / "expected.jsonl").read_text().splitlines()
     ]
 
 

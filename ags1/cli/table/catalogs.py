@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import KmsError, NotEncryptedError
-from .opening import NamedCatalog, plaintext_table
+from .opening import NamedCatalog, NoKms, plaintext_table
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedTable
@@ -29,7 +29,7 @@ class ChangedCatalog(NamedCatalog):
             raise click.UsageError("--key is empty: name a master key")
         self._options = options
         try:
-            super().__init__(options, keys=keys)
+            super().__init__(options, without=None if keys else NoKms())
         except KmsError as error:
             if plaintext_table(options) is None:
                 raise

@@ -1,12 +1,12 @@
-"""The commands ``ags1 table …`` that describe, read, list and verify encrypted Iceberg tables.
-Those that change a table are in ``deleting``, ``maintenance`` and ``erasing``."""
+"""The commands ``ags1 table …`` that describe, read and list encrypted Iceberg tables. Those that
+check or change a table are in ``checking``, ``deleting``, ``maintenance`` and ``erasing``."""
 
 from __future__ import annotations
 
 import os
 import sys
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import click
 
@@ -15,22 +15,17 @@ from ...host.descriptors import is_stream
 from ..console import STREAM, BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
 from ..options import force, grouped, json_output, output, output_path, quiet
-from . import deleting, erasing, maintenance, options, verifying
+from . import checking, deleting, erasing, maintenance, options
 from .description import describe_table, file_line, files_of_snapshot, table_lines
-from .doctoring import doctor
 from .filters import parsed_filter
 from .listing import list_
 from .opening import open_table
 from .options import TableOptions
-from .verifying import VerifyingOptions, verify_and_report
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-
-    from ...iceberg import EncryptedTable
-    from ...iceberg.operations.verify.findings import TableVerification
 
 
 _OUTPUT_FORMATS = {
@@ -103,11 +98,11 @@ _written = grouped(
 
 @click.group("table", cls=Group)
 def table() -> None:
-    """Read, verify and maintain encrypted Iceberg tables.
+    """Read, check and maintain encrypted Iceberg tables.
 
     Examples:
       ags1 table info warehouse/db/flights
-      ags1 table verify s3://lake/db/flights --kms aws --key $KEY
+      ags1 table check s3://lake/db/flights --kms aws --key $KEY --full
       ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
       ags1 table compact db.flights --catalog prod
     """
@@ -215,41 +210,6 @@ def files(
                 print_line(one_line(file_line(facts)))
 
 
-@table.command(short_help="Check every block of every file of a table.")
-@options.opening
-@verifying.asking
-@options.threads
-@output
-def verify(
-    table_options: TableOptions, asked: VerifyingOptions, threads: int | None, out: Output
-) -> int:
-    """Check every block of every file of every snapshot, and list what is unencrypted.
-
-    An error is a file that is damaged, changed or missing, or is unencrypted where the format
-    demands encryption. A warning is an unencrypted data or statistics file, an unencrypted file in
-    the table's folder that belongs to no snapshot (a failed INSERT leaves such files), or a key
-    encryption key (KEK) that expires soon. A note is another file, or a key, that no snapshot
-    needs.
-
-    The metadata.json itself (schemas, which snapshots there are) is not authenticated by the
-    table's keys. A note says so, unless --expect-sha256 or the catalog confirms it. SQL, Hive, Glue
-    and DynamoDB catalogs keep its hash; a REST server answers for it.
-
-    Examples:
-      ags1 table verify warehouse/db/flights
-      ags1 table verify db.flights --catalog prod --strict --quiet || mail -s broken me
-      ags1 table verify s3://lake/db/flights --kms aws --key $KEY --json \\
-          | jq '.findings[] | select(.severity == "error")'
-    """
-
-    def work(opened: EncryptedTable, **named: Any) -> TableVerification:
-        from ...iceberg.operations.verify import verify_table
-
-        return verify_table(opened, threads=threads, **named)
-
-    return verify_and_report(table_options, asked, work, out)
-
-
 def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapshot | None:
     """Return the snapshot that was asked for, None for the current one."""
     if snapshot_id is not None and ref is not None:
@@ -274,8 +234,8 @@ def _format_of(output: str) -> str:
 
 
 for _command in (
-    doctor,
     list_,
+    *checking.COMMANDS,
     *deleting.COMMANDS,
     *maintenance.COMMANDS,
     *erasing.COMMANDS,

@@ -16,7 +16,7 @@ from ..kms.options import KmsOptions
 from ..options import output
 from . import options
 from .failures import failures
-from .opening import NamedCatalog
+from .opening import NamedCatalog, NoKms
 from .options import TableOptions
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def list_(
         table_options = TableOptions(
             f"{catalog}.a.table", catalog, KmsOptions(), None, io_properties
         )
-        opened = NamedCatalog(table_options, keys=False).catalog
+        opened = NamedCatalog(table_options, without=NoKms()).catalog
         start = None if namespace is None else tuple(namespace.split("."))
         names = list(_tables(opened, start))
     code = Exit.OK

@@ -173,7 +173,7 @@ def rekey(
     until 'ags1 table expire' removes those snapshots.
 
     Before 1.12, Iceberg's rewrite_manifests writes plaintext manifests, which expose the keys of
-    the files that they list. 'ags1 table verify' finds them, and --exposed mends the table.
+    the files that they list. 'ags1 table check' finds them, and --exposed fixes the table.
 
     Examples:
       ags1 table rekey db.flights --catalog prod

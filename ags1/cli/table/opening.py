@@ -22,17 +22,23 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 
 
+_NO_KEYS = "this command opens no keys"
+
+
 class NoKms:
-    """A KMS client for commands that need no keys."""
+    """A KMS client for commands that need no keys, or cannot use them: ``why`` says why not."""
 
     accepts_foreign_keys = False
     supports_key_generation = False
 
+    def __init__(self, why: str = _NO_KEYS) -> None:
+        self._why = why
+
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
-        raise KmsConfigurationError("this command opens no keys")
+        raise KmsConfigurationError(self._why)
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        raise KmsConfigurationError("this command opens no keys")
+        raise KmsConfigurationError(self._why)
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         raise NotImplementedError
@@ -42,14 +48,20 @@ class NoKms:
 
 
 def open_table(
-    options: TableOptions, note: Note, *, keys: bool = True, require_encrypted: bool = False
+    options: TableOptions,
+    note: Note,
+    *,
+    keys: bool = True,
+    no_keys: str = _NO_KEYS,
+    require_encrypted: bool = False,
 ) -> Table:
-    """Open the table; an encrypted one with the KMS of the settings, unless ``keys`` is False.
-    ``note`` is called with the choice of a metadata file. Raises click.UsageError, Ags1Error,
-    OSError."""
+    """Open the table; an encrypted one with the KMS of the settings. With ``keys=False``, a use of
+    its keys raises KmsConfigurationError, whose message is ``no_keys``. ``note`` is called with the
+    choice of a metadata file. Raises click.UsageError, Ags1Error, OSError."""
+    without = None if keys else NoKms(no_keys)
     if options.catalog is not None:
         try:
-            named = NamedCatalog(options, keys=keys)
+            named = NamedCatalog(options, without=without)
         except KmsError:
             table = plaintext_table(options, require_encrypted=require_encrypted or None)
             if table is None:
@@ -62,7 +74,7 @@ def open_table(
             location_map=options.location_map,
             require_encrypted=require_encrypted or None,
         )
-    return _from_metadata(options, note, keys, require_encrypted)
+    return _from_metadata(options, note, without, require_encrypted)
 
 
 def plaintext_table(
@@ -72,7 +84,7 @@ def plaintext_table(
     encrypted. Raises what its catalog raises, and NotEncryptedError if it has to be encrypted."""
     from ...iceberg import EncryptedTable
 
-    named = NamedCatalog(options, keys=False)
+    named = NamedCatalog(options, without=NoKms())
     table = named.catalog.load_table(named.identifier, require_encrypted=require_encrypted)
     return None if isinstance(table, EncryptedTable) else table
 
@@ -80,10 +92,9 @@ def plaintext_table(
 class NamedCatalog:
     """The catalog that the options name, its ``name``, and the ``identifier`` of the table in it.
     ``settings_key_id`` is the master key that the settings name; None if the catalog has a KMS.
-    ``keys`` is False for a command that needs no keys. Raises click.UsageError, Ags1Error,
-    OSError."""
+    ``without`` is for a command that needs no keys. Raises click.UsageError, Ags1Error, OSError."""
 
-    def __init__(self, options: TableOptions, *, keys: bool) -> None:
+    def __init__(self, options: TableOptions, *, without: NoKms | None = None) -> None:
         from pyiceberg.catalog import load_catalog as load_plain_catalog
 
         from ...iceberg import EncryptedCatalog, load_catalog
@@ -104,12 +115,12 @@ class NamedCatalog:
             message = f"PyIceberg's configuration has no catalog {name!r}: add it there"
             raise click.UsageError(message)
         has_kms = names_kms(configured)
-        if keys and has_kms and options.kms == KmsOptions():
+        if without is None and has_kms and options.kms == KmsOptions():
             # The catalog's own KMS comes before the settings that are for everything.
             self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)
             return
-        kms: KmsClient = NoKms()
-        if keys:
+        kms: KmsClient | None = without
+        if kms is None:
             chosen = settings_of(options.kms)
             kms = connect(chosen)
             self.settings_key_id = chosen.key_id
@@ -133,7 +144,9 @@ class NamedCatalog:
         return self._key_id
 
 
-def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encrypted: bool) -> Table:
+def _from_metadata(
+    options: TableOptions, note: Note, without: NoKms | None, require_encrypted: bool
+) -> Table:
     from pyiceberg.io import load_file_io
 
     from ...iceberg import open_table as open_from_metadata
@@ -153,8 +166,8 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
     expected = options.key_id
     kms: KmsClient | None = None
     if table_key_id(metadata, trust, location) is not None:
-        kms = NoKms()
-        if keys:
+        kms = without
+        if kms is None:
             chosen = settings_of(options.kms)
             kms = connect(chosen)
             if expected is None and accepts_foreign_keys(kms):

@@ -10,9 +10,9 @@ that key (``sealed``). A ``TaskRunner`` runs the tasks. Knows nothing of Spark.
 
 from ..catalog import EncryptedCatalog, load_catalog
 from ..operations.catalog_jobs import MigrationResult, migrate
+from ..operations.check import verify_table
+from ..operations.check.findings import TableCheck
 from ..operations.rekey import Rekeyed
-from ..operations.verify import verify_table
-from ..operations.verify.findings import TableVerification
 from ..pyiceberg.catalogs import configured_properties
 from ..pyiceberg.expressions import parse_filter, rename_columns
 from ..read.binding import bind_filter
@@ -35,7 +35,7 @@ __all__ = [
     "MigrationResult",
     "Rekeyed",
     "ScanJob",
-    "TableVerification",
+    "TableCheck",
     "WriteJob",
     "bind_filter",
     "configured_properties",

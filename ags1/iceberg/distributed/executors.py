@@ -27,7 +27,7 @@ from pyiceberg.table.locations import LocationProvider
 from ...errors import KMS_UNUSABLE, Ags1Error
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import EncryptionManager
-from ..operations.verify.checks import Check, Outcome, Tick
+from ..operations.check.checks import Check, Outcome, Tick
 from ..read.records import ContentFile
 from ..storage.byte_meter import ByteMeter
 from ..storage.output import TableOutput

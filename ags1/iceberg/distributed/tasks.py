@@ -20,7 +20,7 @@ from ...keys.cache import KekCache
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH, EncryptionManager
 from ..catalog import EncryptedCatalog, PlainTableWarning
-from ..operations.verify.checks import Check, CheckKind, FileChecker, Outcome
+from ..operations.check.checks import Check, CheckKind, FileChecker, Outcome
 from ..read.records import ContentFile
 from ..storage.byte_meter import ByteMeter
 from ..storage.output import TableOutput

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
@@ -26,7 +27,6 @@ from ..commit.session import TableSession
 from ..read.metadata import (
     is_plaintext,
     is_plaintext_with_key_id,
-    read_metadata,
     table_key_id,
 )
 from ..storage.locations import file_identity
@@ -34,12 +34,17 @@ from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
 from ..write.executors import RewriteExecutor, RewriteThreads
+from .check import verify_table
+from .check.findings import Severity, TableCheck
 from .deletion import delete_files, logged_metadata
 from .meter import Meter, Progress
 from .migrate import Migration, MigrationPlan
-from .plaintext_files import PlaintextFiles, check_owns_files, plaintext_files
-from .verify import verify_table
-from .verify.findings import Severity, TableVerification
+from .plaintext_files import (
+    PlaintextFiles,
+    check_owns_files,
+    plaintext_files,
+    unencrypted_version,
+)
 
 
 class JobCatalog(Protocol):
@@ -58,8 +63,9 @@ class JobCatalog(Protocol):
     ) -> Table: ...
 
 
-# Verifies a table that its catalog has loaded.
-Verify = Callable[[Any], TableVerification]
+# Verifies a table that its catalog has loaded, without its folders: they have the plaintext.
+Verify = Callable[[Any], TableCheck]
+_verify_files: Verify = partial(verify_table, list_folders=False)
 
 _ATTEMPTS = 5
 _WAIT_SECONDS = 0.2
@@ -99,7 +105,7 @@ def migrate(
     dry_run: bool = False,
     progress: Progress | None = None,
     executor: RewriteExecutor | None = None,
-    verify: Verify = verify_table,
+    verify: Verify = _verify_files,
 ) -> MigrationResult:
     """Encrypt an unencrypted table in place, in one commit. ``EncryptedCatalog.migrate_table``
     documents the arguments and the errors. ``executor`` encrypts the files instead of threads.
@@ -222,15 +228,10 @@ class _PlaintextRemoval:
             raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
         # Nothing confirms the earlier metadata, so it may not name folders.
         folders = self.folders(base)
-        for location in reversed(folders.versions(logged_metadata(base.metadata))):
-            try:
-                metadata = read_metadata(self.output.io, location, Trust())
-            except (FileNotFoundError, MetadataIntegrityError):
-                continue
-            if is_plaintext(metadata):
-                before = replace(base, metadata=metadata, location=location)
-                return MigrationResult(0, 0, 0, (), *self.run(before, base, folders))
-        return MigrationResult(0, 0, 0, (), PlaintextFiles((), (), (), folders))
+        if (found := unencrypted_version(base.metadata, self.output.io, folders)) is None:
+            return MigrationResult(0, 0, 0, (), PlaintextFiles((), (), (), folders))
+        before = replace(base, location=found[0], metadata=found[1])
+        return MigrationResult(0, 0, 0, (), *self.run(before, base, folders))
 
     def run(
         self, before: Base, after: Base, folders: TableFolders

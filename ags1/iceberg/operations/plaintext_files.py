@@ -20,6 +20,7 @@ from pyiceberg.io import FileIO
 from ...columns.avro.container import AVRO_MAGIC
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
+from ..read.metadata import is_plaintext, read_metadata
 from ..read.records import read_entries
 from ..read.statistics import list_statistics
 from ..spec.constants import ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
@@ -27,9 +28,10 @@ from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
+from ..storage.trust import Trust
 from ..write.executors import CancellingPool
 from ..write.view import TableView
-from .deletion import GC_ENABLED, delete_files, may_share_files
+from .deletion import GC_ENABLED, delete_files, logged_metadata, may_share_files
 from .plain_snapshots import plain_manifests
 from .reached_files import ReachedFiles
 
@@ -102,6 +104,22 @@ def plaintext_files(
         tuple(unreadable),
         folders,
     )
+
+
+def unencrypted_version(
+    metadata: Mapping[str, Any], io: FileIO, folders: TableFolders
+) -> tuple[str, dict[str, Any]] | None:
+    """Return the location and the content of the newest earlier metadata file in ``folders`` that
+    is still there and is not encrypted; None if there is none. A migration has encrypted it. Raises
+    OSError."""
+    for location in reversed(folders.versions(logged_metadata(metadata))):
+        try:
+            earlier = read_metadata(io, location, Trust())
+        except (FileNotFoundError, MetadataIntegrityError):
+            continue
+        if is_plaintext(earlier):
+            return location, earlier
+    return None
 
 
 def _check_versions(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

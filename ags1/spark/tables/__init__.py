@@ -33,7 +33,7 @@ from ...iceberg.distributed import (
     FileRewrites,
     MigrationResult,
     Rekeyed,
-    TableVerification,
+    TableCheck,
     migrate,
 )
 from ...iceberg.distributed import verify_table as verify_with
@@ -57,7 +57,7 @@ def verify_table(
     progress: Callable[[int, int | None], object] | None = None,
     require_encrypted: bool = False,
     list_folders: bool = True,
-) -> TableVerification:
+) -> TableCheck:
     """Authenticate every file of every snapshot of a table.
 
     ``table`` is its name, the location of its metadata.json, or the table if the driver has opened
@@ -103,8 +103,9 @@ def migrate_table(
     """
     known = _of_name(options, table)
 
-    def verify(migrated: EncryptedTable) -> TableVerification:
-        return verify_table(spark, migrated, {**known, "key": key_id}, cores=cores)
+    def verify(migrated: EncryptedTable) -> TableCheck:
+        options = {**known, "key": key_id}
+        return verify_table(spark, migrated, options, cores=cores, list_folders=False)
 
     with contextlib.ExitStack() as stack:
         rewrites = FileRewrites(WaveRunner(spark, cores), TableByOptions.of(known), is_plain=True)

@@ -1384,7 +1384,9 @@ def test_a_decoder_that_failed_is_of_no_more_use() -> None:
 @pytest.mark.parametrize("path", JAVA_FILES, ids=lambda path: path.name[:20])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_file_that_java_wrote_and_encrypted(path: Path, threads: int) -> None:
-    known = json.loads((JAVA_TABLE / "files.json").read_text())
+    known = json.loads(
+        (JAVA_TABLE.parent / "read_by_spark" / JAVA_TABLE.name / "files.json").read_text()
+    )
     (entry,) = [file for file in known if file["file_path"].endswith(path.name)]
     key = ags1.KeyMetadata.from_bytes(bytes.fromhex(entry["km"]))
     schema = Schema(

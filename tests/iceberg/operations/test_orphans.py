@@ -678,8 +678,6 @@ def test_a_table_on_s3(io_impl: str, tmp_path: Path) -> None:
     from aws_server import aws_server, dummy_environment
 
     folder = copied("mor_dv", tmp_path)
-    for name in ("expected.jsonl", "files.json"):
-        (folder / name).unlink()
     planted(folder / "data" / "orphan.parquet")
     with aws_server() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name, value in dummy_environment(endpoint).items():

@@ -211,7 +211,7 @@ def test_rows_of_avro_files_are_planned_with_their_keys() -> None:
     # The data files themselves are too large to lie here.
     seen = {
         file["file_path"]: file
-        for file in json.loads((TABLES / "avro_part/files.json").read_text())
+        for file in json.loads((TABLES / "read_by_spark/avro_part/files.json").read_text())
     }
     tasks = open_fixture("avro_part").scan().plan_files()
     assert len(tasks) == len(seen) == 4
@@ -240,7 +240,7 @@ def test_an_avro_file_of_java_s() -> None:
 
 
 def _secrets(name: str) -> list[bytes]:
-    files = json.loads((TABLES / name / "files.json").read_text())
+    files = json.loads((TABLES / "read_by_spark" / name / "files.json").read_text())
     keys = [KeyMetadata.from_bytes(bytes.fromhex(file["km"])).encryption_key for file in files]
     return [*keys, *MASTER_KEYS.values()]
 
@@ -267,7 +267,9 @@ def test_inspect_shows_no_key(name: str) -> None:
             "entries files history manifests metadata_log_entries partitions refs snapshots"
         ).split()
     }
-    assert tables["files"].num_rows == len(json.loads((TABLES / name / "files.json").read_text()))
+    assert tables["files"].num_rows == len(
+        json.loads((TABLES / "read_by_spark" / name / "files.json").read_text())
+    )
     for rows in tables.values():
         assert not _shows(repr(rows.to_pylist()), _secrets(name))
         if "key_metadata" in rows.column_names:

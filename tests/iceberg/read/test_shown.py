@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from iceberg_tables import MASTER_KEYS, copied, open_fixture
 
-from ags1.iceberg import examine_table, verify_table
+from ags1.iceberg import check_table, verify_table
 
 
 class Texts(HTMLParser):
@@ -58,13 +58,13 @@ def test_a_scan_shows_what_it_was_asked_for(table: Any) -> None:
 
 
 def test_results_are_counts(table: Any) -> None:
-    for result in (verify_table(table), examine_table(table)):
+    for result in (verify_table(table), check_table(table)):
         counts = [
             sum(f.severity == s for f in result.findings) for s in ("error", "warning", "note")
         ]
         assert repr(result) == (
             f"{type(result).__name__}(metadata_location={table.metadata_location!r}, "
-            f"key_id={table.key_id!r}, ok=True, errors={counts[0]}, warnings={counts[1]}, "
+            f"key_id={table.key_id!r}, ok={result.ok}, errors={counts[0]}, warnings={counts[1]}, "
             f"notes={counts[2]})"
         )
         cells = Texts(result._repr_html_()).cells
@@ -74,7 +74,7 @@ def test_results_are_counts(table: Any) -> None:
 
 def test_html_is_escaped_and_has_no_key(table: Any) -> None:
     scan = table.scan("name = '<script>alert(1)</script>'")
-    for thing in (scan, verify_table(table), examine_table(table)):
+    for thing in (scan, verify_table(table), check_table(table)):
         shown = Texts(thing._repr_html_())
         assert shown.tags == {"b", "table", "tr", "td"}
         assert any("<script>" in cell or "<i>&" in cell for cell in shown.cells)

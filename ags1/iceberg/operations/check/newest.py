@@ -1,5 +1,5 @@
-"""Looks at a table's newest version before ``verify_table`` reports a missing file or an orphan.
-While the verification ran, others may have expired the snapshots of the missing file, or committed
+"""Looks at a table's newest version before a check reports a missing file or an orphan.
+While the check ran, others may have expired the snapshots of the missing file, or committed
 the orphan."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``TableWalk``: from the snapshots of a table down to its files, for ``verify_table``.
+"""``TableWalk``: from the snapshots of a table down to its files, for checks of it.
 
 It decrypts and reads the manifest lists and manifests, and yields a check for each data, delete and
-statistics file. It does not read those files. The drawing is in ``verify``.
+statistics file. It does not read those files. The drawing is in ``check``.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ class TableWalk:
         self._require_encrypted = require_encrypted
         self._encrypted_manifests: _Manifests = {}
         self._plaintext_manifests: _Manifests = {}
+        # Unencrypted data files: the snapshots that have them.
+        self._plain_data: dict[str, set[int]] = {}
+        self._heads = {int(ref["snapshot-id"]) for ref in (self._json.get("refs") or {}).values()}
         self.verified_size = 0
         # Whether all manifest lists and manifests were read, so that the index has every file.
         self.is_complete = True
@@ -105,12 +108,6 @@ class TableWalk:
         for plain in self._metadata.snapshots:
             snapshot = cast("EncryptedSnapshot", plain)
             if snapshot.key_id is None:
-                self._findings.add(
-                    "snapshot-without-key",
-                    "the snapshot has no key-id, so its manifest list is not encrypted",
-                    snapshot.manifest_list,
-                    (snapshot.snapshot_id,),
-                )
                 self._index.add_unreadable(snapshot.manifest_list)
                 self.is_complete = False
             else:
@@ -140,6 +137,13 @@ class TableWalk:
         """Read the manifests; yield the checks of the files that they and the metadata name."""
         yield from self._read_plaintext_manifests()
         yield from self._read_encrypted_manifests()
+        for path, plain_ids in self._plain_data.items():
+            self._findings.add(
+                "not-encrypted" if self._require_encrypted else "plain-data-file",
+                "the data file is not encrypted: the manifest has no key for it",
+                path,
+                tuple(sorted(plain_ids)),
+            )
         for _, entry in list_statistics(self._json):
             location, ids = entry["statistics-path"], (entry["snapshot-id"],)
             try:
@@ -275,6 +279,7 @@ class TableWalk:
         counts = dict.fromkeys(ManifestEntryStatus, 0)
         vectors: dict[str, list[ContentFile]] = {}
         is_current = self._metadata.current_snapshot_id in ids
+        is_head = not self._heads.isdisjoint(ids)
         _, entries = parsed("manifest", manifest.manifest_path, data, MANIFEST)
         for entry in cast("list[ManifestEntry]", entries):
             counts[entry.status] += 1
@@ -286,10 +291,12 @@ class TableWalk:
                 continue
             file.spec_id = manifest.partition_spec_id
             try:
-                is_new = self._index.add_entry(file, ids, is_current=is_current)
+                is_new = self._index.add_entry(file, ids, is_current=is_current, is_head=is_head)
             except Ags1Error as error:
                 self._findings.append(finding_of(error, file.file_path, ids))
                 continue
+            if file.content == DataFileContent.DATA and not file.is_encrypted:
+                self._plain_data.setdefault(file.file_path, set()).update(ids)
             if file.is_deletion_vector and file.is_encrypted:
                 if self._index.add_vector(file):
                     self.counts["deletion_vectors"] += 1
@@ -309,16 +316,13 @@ class TableWalk:
             return CheckKind.ENCRYPTED
         if is_data:
             self.counts["plain_data_files"] += 1
-            kind = "not-encrypted" if self._require_encrypted else "plain-data-file"
-            what = "data"
         else:
-            kind, what = "delete-file-without-key", "delete"
-        self._findings.add(
-            kind,
-            f"the {what} file is not encrypted: the manifest has no key for it",
-            file.file_path,
-            ids,
-        )
+            self._findings.add(
+                "delete-file-without-key",
+                "the delete file is not encrypted: the manifest has no key for it",
+                file.file_path,
+                ids,
+            )
         return CheckKind.PLAIN
 
     def _count_file(self, kind: str, file: ContentFile, is_new: bool) -> None:

@@ -1,4 +1,4 @@
-"""``ProgressReport`` tells the caller of ``verify_table`` how far it is."""
+"""``ProgressReport`` tells the caller of a check how far it is."""
 
 from __future__ import annotations
 

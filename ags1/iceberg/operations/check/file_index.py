@@ -1,11 +1,11 @@
-"""``FileIndex``: what a table's metadata says of each file, for ``verify_table``.
+"""``FileIndex``: what a table's metadata says of each file, for checks of it.
 
 For each file the index has three things, and everything that the metadata says of the file later is
 compared with them:
 
     key_digest   of the file's key: no file may have two keys, and no key two files
     stated       the size, rows, content and format in the first manifest entry of the file
-    in use       whether a snapshot, and whether the current snapshot, has the file
+    in use       whether a snapshot has the file, the current one, or that of a branch or tag
 
 A file that several manifests list is new only once, so it is checked once. A file in the table's
 folder that is not in the index belongs to no snapshot.
@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from ....engine._gcm import random_bytes
 from ....engine.key_metadata import KeyMetadata
 from ....errors import MetadataIntegrityError
-from ...read.records import ContentFile
+from ...read.records import DATA, ContentFile
 from ...storage.locations import FileNames
 from ...storage.table_files import TableFiles
 from .findings import Findings
@@ -39,6 +39,7 @@ class _IndexedFile:
     stated: tuple[Any, ...] | None = None
     is_live: bool = False
     is_current: bool = False
+    is_head: bool = False
 
 
 class FileIndex:
@@ -70,10 +71,12 @@ class FileIndex:
         """Add a file whose key is missing or cannot be read. There is a finding of it already."""
         self._by_name.setdefault(self.name(location), _IndexedFile())
 
-    def add_entry(self, file: ContentFile, snapshot_ids: SnapshotIds, *, is_current: bool) -> bool:
+    def add_entry(
+        self, file: ContentFile, snapshot_ids: SnapshotIds, *, is_current: bool, is_head: bool
+    ) -> bool:
         """Add the file of a manifest entry that is not deleted; return whether it is new.
-        ``is_current``: the current snapshot has the manifest. Raises what reading the file's key
-        raises; even then, the file is in the index."""
+        ``is_current``: the current snapshot has the manifest; ``is_head``: that of a branch or tag.
+        Raises what reading the file's key raises; even then, the file is in the index."""
         location = file.file_path
         name = self.name(location)
         try:
@@ -82,6 +85,7 @@ class FileIndex:
             indexed = self._by_name.setdefault(name, _IndexedFile())
             indexed.is_live = True
             indexed.is_current |= is_current
+            indexed.is_head |= is_head
         stated = _stated(file)
         if indexed.stated is None:
             indexed.stated = stated
@@ -115,6 +119,12 @@ class FileIndex:
         unused = _IndexedFile()
         exposed = [self._by_name.get(name, unused) for name in self._exposed]
         return sum(file.is_live for file in exposed), sum(file.is_current for file in exposed)
+
+    def earlier_sizes(self) -> list[int]:
+        """Return the sizes (bytes) of the data files that no branch and no tag has."""
+        indexed = self._by_name.values()
+        stated = (file.stated for file in indexed if file.is_live and not file.is_head)
+        return [facts[0] for facts in stated if facts is not None and facts[2] == DATA]
 
     def has_stored(self, location: str) -> bool:
         """Return whether the index has the file at this real location."""

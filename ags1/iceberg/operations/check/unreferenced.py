@@ -1,4 +1,4 @@
-"""Finds files in a table's folders that no snapshot has, for ``verify_table``.
+"""Finds files in a table's folders that no snapshot has, for checks of it.
 
 Metadata files need no snapshot: the metadata log names them. But a metadata file that the log does
 not name, and that is newer than the log's oldest one, is of a commit that failed or was killed.

@@ -1,4 +1,4 @@
-"""Authenticates one file of an encrypted table at a time, for ``verify_table``.
+"""Checks one file of an encrypted table at a time.
 
 A ``Check`` says which file to check and what it must be. An ``Outcome`` has the findings. Checks do
 not depend on each other. Threads of this process do them, or another ``CheckExecutor``, such as
@@ -25,6 +25,7 @@ from ....engine.bulk import verify_file
 from ....engine.key_metadata import KeyMetadata
 from ....engine.layout import DEFAULT_BLOCK_SIZE, MAGIC
 from ....errors import Ags1Error, FormatError, NotEncryptedError
+from ....host.atomic import is_temporary
 from ...formats.parquet_modules import WINDOW_SIZE, VerifiedParquet, verify_parquet
 from ...read.deletes import read_deletion_vector
 from ...read.records import ContentFile
@@ -32,7 +33,8 @@ from ...spec.constants import ENCRYPTED_PARQUET_MAGIC, ORC_MAGIC, PARQUET_MAGIC,
 from ...storage.byte_meter import ByteMeter
 from ...storage.locations import new_input, refuse_pipe
 from ...storage.table_files import TableFiles
-from .findings import SEVERITIES, Finding, finding_of
+from ..own_folders import is_metadata
+from .findings import Finding, finding_of
 
 TICK_SECONDS = 0.1
 _BUFFER_SIZE = 8 << 20
@@ -78,7 +80,7 @@ class Check:
 
     def finding(self, kind: str, message: str) -> Finding:
         """Return a finding of this kind about the file."""
-        return Finding(SEVERITIES[kind], kind, message, self.location, self.snapshot_ids)
+        return Finding(kind, message, self.location, self.snapshot_ids)
 
 
 @dataclass(slots=True)
@@ -102,18 +104,22 @@ class CheckExecutor(Protocol):
 
 
 class CheckThreads:
-    """Does checks in ``pool``, which has ``threads`` threads, on ``cpus`` CPUs."""
+    """Does checks in ``pool``, which has ``threads`` threads, on ``cpus`` CPUs. ``lengths_only``:
+    no byte of an encrypted file is read."""
 
-    def __init__(self, pool: ThreadPoolExecutor, threads: int, cpus: int) -> None:
+    def __init__(
+        self, pool: ThreadPoolExecutor, threads: int, cpus: int, lengths_only: bool = False
+    ) -> None:
         self._pool = pool
         self._threads = threads
         self._cpus = cpus
+        self._lengths_only = lengths_only
 
     def run(
         self, checks: Iterator[Check], files: TableFiles, meter: ByteMeter, tick: Tick
     ) -> Generator[Outcome, None, None]:
         """Yield the outcome of each check, as they finish."""
-        checker = FileChecker(files, meter, self._cpus)
+        checker = FileChecker(files, meter, self._cpus, lengths_only=self._lengths_only)
         done: SimpleQueue[Future[Outcome]] = SimpleQueue()
         running = 0
 
@@ -141,16 +147,18 @@ class CheckThreads:
 class FileChecker:
     """Checks files of one table. Many threads may call it. ``meter`` counts the bytes that are
     read. Each thread checks one file, which is fastest; one huge file at a time may use all
-    ``cpus``."""
+    ``cpus``. With ``lengths_only``, files with a key are not read; their lengths are checked."""
 
-    def __init__(self, files: TableFiles, meter: ByteMeter, cpus: int = 1) -> None:
+    def __init__(
+        self, files: TableFiles, meter: ByteMeter, cpus: int = 1, *, lengths_only: bool = False
+    ) -> None:
         self._files = files
         self._meter = meter
         self._cpus = cpus
         self._all_cpus = threading.Lock()
         self._work: dict[CheckKind, Callable[[Check], Outcome]] = {
-            CheckKind.ENCRYPTED: self._verify_encrypted,
-            CheckKind.VECTORS: self._verify_vectors,
+            CheckKind.ENCRYPTED: self._check_size if lengths_only else self._verify_encrypted,
+            CheckKind.VECTORS: self._check_size if lengths_only else self._verify_vectors,
             CheckKind.PLAIN: self._check_size,
             CheckKind.STATISTICS: self._check_statistics,
             CheckKind.UNREFERENCED: self._check_unreferenced,
@@ -266,15 +274,17 @@ class FileChecker:
         return outcome
 
     def _check_size(self, check: Check) -> Outcome:
-        """Check that an unencrypted file exists and has the size that the manifest says."""
+        """Check that a file exists and has the size that its key, or the manifest, says."""
         self._meter.add(0)
-        (file,) = check.files
+        file = check.files[0]
         size = len(self._files.new_input(check.location))
         stated = file.file_size_in_bytes
+        if (key_metadata := file.sized_key) is not None:
+            stated = cast("int", key_metadata.file_length)
         if size == stated:
             return Outcome()
         kind = "truncated" if size < stated else "format"
-        message = f"the file has {size} bytes, but the manifest says {stated}"
+        message = f"the file has {size} bytes, but its manifest says {stated}"
         return Outcome(0, [check.finding(kind, message)])
 
     def _check_statistics(self, check: Check) -> Outcome:
@@ -300,17 +310,24 @@ class FileChecker:
                 head = stream.read(4)
         except FileNotFoundError:
             return Outcome()
-        kind, what = "orphan-file", "a file"
+        format_ = next((n for magic, n in _PLAIN_FORMATS.items() if head.startswith(magic)), "")
+        kind, what = "stray-plain-file", f"an unencrypted {format_} file".replace("  ", " ")
         if head in (MAGIC, ENCRYPTED_PARQUET_MAGIC):
-            what = "an encrypted file"
-        for magic, name in _PLAIN_FORMATS.items():
-            if head.startswith(magic):
-                kind, what = "stray-plain-file", f"an unencrypted {name} file"
+            kind, what = "orphan-file", "an encrypted file"
+        elif not format_ and (not head or _has_no_rows(check.location)):
+            kind, what = "orphan-file", "a file"
         return Outcome(0, [check.finding(kind, f"{what} that no snapshot has")])
 
     def _head(self, location: str) -> bytes:
         with closing(self._files.open_stored(location)) as stream:
             return stream.read(len(MAGIC))
+
+
+def _has_no_rows(location: str) -> bool:
+    """Whether a file that no snapshot has is one that the format or ``ags1`` leaves unencrypted:
+    metadata, a checksum, the journal of a rewrite, or a metadata file that was not finished."""
+    name = location.rpartition("/")[2]
+    return is_metadata(name) or is_temporary(name) or name.endswith((".crc", ".journal"))
 
 
 def _parquet_findings(check: Check, verified: VerifiedParquet) -> list[Finding]:
