@@ -1,7 +1,7 @@
 """Output files that appear whole or not at all: bytes go to a file without a name in the target's
 folder, and ``commit`` gives it the final name in one step. After an error, or a crash before that
 step, the target is as it was, and nothing else is left. Where the system has no such files, or
-gives them no names, it is a temporary file, and a crash leaves that. Knows nothing of AGS1."""
+gives them no names, it is a temporary file, and a crash leaves that. Independent of AGS1."""
 
 from __future__ import annotations
 

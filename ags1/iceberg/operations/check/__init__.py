@@ -80,7 +80,7 @@ def check_table(
 
     ``level`` is ``"quick"`` (metadata.json and the catalog; needs no key), ``"default"`` (also
     manifests, folders and the lengths of all files) or ``"full"`` (every byte of every file). The
-    other arguments are those of ``verify_table``; they are not used by a quick check. A file that
+    other arguments are as in ``verify_table``; they are not used by a quick check. A file that
     is not encrypted is an error, wherever in the table or its folders it is. If the KMS cannot be
     used, the quick checks are done, and ``left_out`` of the result names the others.
     """
