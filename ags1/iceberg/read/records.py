@@ -133,7 +133,7 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
     @property
     def stored_format(self) -> FileFormat:
         """The file's format."""
-        return cast("FileFormat", self._data[_FORMAT])
+        return cast("FileFormat", self[_FORMAT])
 
     @property
     def file_format(self) -> FileFormat:

@@ -372,13 +372,15 @@ def test_the_number_of_requests(s3: Any, credentials: str) -> None:
         count("compaction", lambda: read.rewrite_data_files())
         count("verify", lambda: verify_table(catalog.load_table("db.t")))
         count("expire", lambda: read.expire_snapshots("0s", 1))
+    # Arrow makes the marker of a folder again when it has deleted a file there, unless another
+    # thread has just done that.
+    assert 95 <= made.pop("expire") <= 110
     assert made == {
         "append": 6,
         "delete": 14,
         "scan": 30,
         "compaction": 36,
         "verify": 78,
-        "expire": 100,
     }
 
 
