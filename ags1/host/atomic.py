@@ -50,7 +50,6 @@ class AtomicFile(Unsettled):
     published = True  # there is nothing to discard yet
     fd = -1
     _is_staged = False
-    _discarded = False
     _status: os.stat_result | None = None  # of the finished file
 
     def __init__(
@@ -177,7 +176,7 @@ class AtomicFile(Unsettled):
         """Remove the file. Does nothing after ``commit``, or to a name in a forked child. If the
         folder lets nobody remove a file, it is emptied, and there is a FileWarning."""
         try:
-            is_mine = self._process == process_number() and not self._discarded
+            is_mine = self._process == process_number() and not self.settled
             if is_mine and "temporary" in vars(self):
                 remove_temporary(self.temporary, self._empty)
         finally:
@@ -185,7 +184,7 @@ class AtomicFile(Unsettled):
                 fd, self.fd = self.fd, -1
                 with contextlib.suppress(OSError):
                     os.close(fd)
-            self._discarded = self.settled = True
+            self.settled = True
 
     def _empty(self) -> None:
         """Empty the temporary file. Raises OSError, also if its content has another name."""

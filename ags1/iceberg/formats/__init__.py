@@ -1,5 +1,5 @@
 """Parquet files of tables, whose pages Arrow encodes and decodes: encrypts them. Independent of
-tables, or of the keys of a table. ``ags1.columns.avro`` has Avro.
+tables and the keys of a table. ``ags1.columns.avro`` has Avro.
 
     parquet_modules          reads and authenticates each module of a file
     parquet_writer           writes rows
