@@ -28,7 +28,7 @@ def connect(
     """Return a connection of ``duckdb.connect`` whose SQL reads and writes encrypted files.
 
     A file is named by its URL: ``ags1::file:///data/x.parquet`` or ``ags1::s3://lake/x.parquet``,
-    with or without ``.ags1`` at its end. ``storage_options`` are those of ``ags1::`` URLs
+    with or without ``.ags1`` at its end. ``storage_options`` are as in ``ags1::`` URLs
     (``Ags1FileSystem``). Other names mean what they mean in DuckDB. Its database file and the files
     to which it spills rows are not encrypted by ``ags1``. The other arguments are those of
     ``duckdb.connect``. Raises KmsConfigurationError and ValueError for wrong options. If a query

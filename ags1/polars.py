@@ -65,7 +65,7 @@ def scan_csv(
     """Return a lazy frame of an encrypted CSV file.
 
     The file is decrypted into memory now, because a CSV file is parsed as a whole, and no plaintext
-    is written to the disk. ``options`` are those of ``polars.scan_csv``. ``source`` and
+    is written to the disk. ``options`` are as in ``polars.scan_csv``. ``source`` and
     ``storage_options`` are as for ``scan_parquet``, but ``source`` is one file. Raises
     FileNotFoundError, and Ags1Error for a file that was changed.
     """

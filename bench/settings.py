@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,3 +80,8 @@ def size_name(size: int) -> str:
         if size >= unit:
             return f"{size / unit:g} {name}"
     return f"{size} bytes"
+
+
+def first_missing(packages: Iterable[str]) -> str | None:
+    """Which package is not there, if one is not."""
+    return next((name for name in packages if importlib.util.find_spec(name) is None), None)

@@ -2,7 +2,7 @@
 
 A module's folder has ``go.mod`` and ``go.sum`` with every dependency pinned. The program is built
 into the user's cache folder, which takes minutes, and serves on a free port of 127.0.0.1 until its
-owner ends. Knows nothing of what the programs do. Imports nothing of ags1.
+owner ends. Independent of what the programs do. Imports nothing of ags1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An HDFS for the tests: Hadoop's minicluster, a namenode and a datanode on 127.0.0.1.
 
-Maven fetches it once. Clients reach it by WebHDFS. Knows nothing of Spark.
+Maven fetches it once. Clients reach it by WebHDFS. Independent of Spark.
 """
 
 from __future__ import annotations

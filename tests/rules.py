@@ -2,7 +2,7 @@
 
 A row has what is ``given`` and the ``result``, and may say what it is ``about``. If a language
 decides otherwise by design, the row has its result under ``python`` or ``java``, and ``why``.
-Knows nothing of what rules are about.
+Independent of what rules are about.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class TableMaker:
     def add_equality_deletes(
         self, rows: Sequence[Mapping[str, Any]], equality_ids: Sequence[int], **more: Any
     ) -> Entry:
-        """Write a Parquet file of equality deletes, whose columns are those of ``rows``."""
+        """Write a Parquet file of equality deletes, whose columns are as in ``rows``."""
         names = [self.schema.find_column_name(i) for i in equality_ids]
         schema = more.pop("schema", None) or self.schema.select(*[n for n in names if n])
         more = {"content": EQUALITY_DELETES, "equality_ids": list(equality_ids)} | more

@@ -1,4 +1,4 @@
-"""How long modules and functions may be, and the tests' folders, which are those of ``ags1``."""
+"""How long modules and functions may be, and the tests' folders, which are as in ``ags1``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Results of commands as JSON, or as one line. A result is a dataclass; its ``PARTS`` say which
 words stand around the values in the line. After a dry run the line has the same words, and says
-that nothing was changed. Knows nothing of what was done.
+that nothing was changed. Independent of what was done.
 
     @dataclass(frozen=True, slots=True)
     class Pruned(TableResult):

@@ -1,4 +1,4 @@
-"""Columns of rows, as Arrow batches. Knows nothing of tables, or of keys.
+"""Columns of rows, as Arrow batches. Independent of tables and keys.
 
 avro             Avro files, read and written as Arrow batches
 arrow_layouts    batches in plain layouts; arrow_nested has those of nested columns

@@ -2,7 +2,7 @@
 
 PyIceberg knows neither. At every nesting, views become Arrow's large types, and runs become their
 values. They are converted here, because Arrow casts list views wrongly, and does not cast all
-others. Follows Arrow's columnar format. Knows nothing of files.
+others. Follows Arrow's columnar format. Independent of files.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ makes offsets that are missing.
 
 Arrow refuses to cast a null in a required field, or to write it to Parquet, even if the struct or
 list around it is null, too. ``without_hidden_nulls`` removes such nulls. Follows Arrow's columnar
-format. Knows nothing of files.
+format. Independent of files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the row groups of a Parquet file begin. Parquet files are split there.
 
-A row group belongs to the split in which it begins. Knows nothing of what encrypts the file.
+A row group belongs to the split in which it begins. Independent of what encrypts the file.
 """
 
 from __future__ import annotations

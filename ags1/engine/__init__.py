@@ -15,5 +15,5 @@ The modules of the format, from the users' functions down to libcrypto::
        +----------------------------+--- _gcm ---+---------------------+
 
 All of them use ``layout`` (the format's arithmetic), ``geometry`` (which sizes to trust) and
-``key_metadata``. Knows nothing of wrapped keys, of tables, or of where files lie.
+``key_metadata``. Independent of wrapped keys, tables, and where files lie.
 """

@@ -2,10 +2,11 @@
 """Gives Arrow's Parquet writer the kernel's random bytes.
 
 ``ags1`` encrypts the pages of Parquet files itself. But a program may give our keys to Arrow. Then
-Arrow's own copy of OpenSSL draws the nonces, from a generator in the process's memory. A copy of the process with the same process ID, or of the whole
-machine, would draw the same nonces under the same key. OpenSSL lets a program replace the generator
-(``RAND_set_rand_method``), and Arrow's wheels export that function. If they do not, or if Arrow
-shares its OpenSSL with others, nothing changes.
+Arrow's own copy of OpenSSL draws the nonces, from a generator in the process's memory. A copy of
+the process with the same process ID, or of the whole machine, would draw the same nonces under the
+same key. OpenSSL lets a program replace the generator (``RAND_set_rand_method``), and Arrow's
+wheels export that function. If they do not, or if Arrow shares its OpenSSL with others, nothing
+changes.
 """
 
 import os

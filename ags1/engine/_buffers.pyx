@@ -1,5 +1,5 @@
 # cython: freethreading_compatible=True
-"""Views of callers' memory, and new ``bytes`` to fill. Knows nothing of AES or of files."""
+"""Views of callers' memory, and new ``bytes`` to fill. Independent of AES and files."""
 
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

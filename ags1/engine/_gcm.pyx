@@ -11,7 +11,7 @@ file. The text of a run lies in a buffer of its own, or in the slots ("in place"
     text, in place    .....   block 0         ...   .....   block 1         ...   ..... b. 2   ...
 
 Any C-contiguous buffer can be used. AES itself moves the bytes. Only input that others can change
-is copied first. This module knows nothing of files or of Iceberg.
+is copied first. This module is independent of files and Iceberg.
 
 Nonces are random and have 96 bits (NIST SP 800-38D, 8.2.2); a key has at most 2**32 of them. The
 kernel draws nonces and keys anew for each call, because a generator in user space repeats itself

@@ -2,7 +2,7 @@
 """Messages in memory: a whole AGS1 file in one call, many of them in one call, and AES-GCM alone.
 
 A small message takes little time for AES, and more for all that is around it. So everything that a
-message needs is done here, between two buffers. Knows nothing of files.
+message needs is done here, between two buffers. Independent of files.
 
 How many messages go through two threads (``MessageBatch``). A share is prepared with the GIL (take
 buffers, make objects) and encrypted without it, while the other thread prepares the next share::

@@ -11,7 +11,7 @@ two blocks; decrypting goes the other way::
     target      | slot 0               | slot 1               |
 
 The buffer is used again for the whole range. If a block's tag does not verify, the batch is not
-written. Knows nothing of threads or paths: each thread of the caller works on a range of its own
+written. Independent of threads and paths: each thread of the caller works on a range of its own
 with the same ``Pump``, with or without the GIL.
 """
 

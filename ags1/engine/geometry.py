@@ -69,7 +69,7 @@ def trusted_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size:
             )
         if actual_size is None:
             raise MissingFileLengthError(
-                "the key metadata has no file length, and the source does not tell its size: give "
+                "the key metadata has no file length, and the source has no known size: give "
                 "key metadata with a length"
             )
         if actual_size == layout.HEADER_SIZE:

@@ -2,7 +2,7 @@
 
 The bytes are Iceberg's ``StandardKeyMetadata`` (Java: ``core/.../encryption``): a version byte,
 then an Avro datum. Readers take the length from here and never from the file system, because AGS1
-itself does not authenticate where a file ends. Knows nothing of files, nor of the keys that wrap
+itself does not authenticate where a file ends. Independent of files and the keys that wrap
 this one.
 """
 

@@ -7,7 +7,7 @@
     AAD of block i = AAD prefix | i: int32 LE
 
 An empty plaintext is one empty block, as Java writes it. Readers also accept the header alone,
-which the spec allows. All sizes are in bytes. Knows nothing of I/O, keys or OpenSSL. Follows the
+which the spec allows. All sizes are in bytes. Independent of I/O, keys and OpenSSL. Follows the
 Iceberg specification "AES GCM Stream (AGS1)" and Java's ``Ciphers``.
 """
 

@@ -1,5 +1,5 @@
 """Messages in memory: ``encrypt``, ``decrypt``, their ``_into`` forms and their ``_many`` forms.
-Knows nothing of files."""
+Independent of files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def encrypt_into(
 
     ``out`` is a writable buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes.
     Returns the key metadata; its ``file_length`` is the number of bytes written. A buffer that is
-    used again costs far less than a fresh one. Arguments and errors are those of ``encrypt``; also
+    used again costs far less than a fresh one. Arguments and errors are as in ``encrypt``; also
     raises TypeError for a read-only ``out``, and ValueError if it is too small or overlaps
     ``data``.
     """

@@ -1,4 +1,4 @@
-"""Files with wrapped keys, and where they lie. Knows nothing of tables, or of Spark.
+"""Files with wrapped keys, and where they lie. Independent of tables and Spark.
 
 fsspec         ags1:: in front of a URL: a file system of fsspec
 arrow          the same for pyarrow

@@ -26,7 +26,7 @@ def filesystem(below: Any = None, **options: Any) -> pafs.PyFileSystem:
     """Return a file system of pyarrow that shows the encrypted files of ``below`` as plaintext.
 
     ``below`` is a file system of fsspec or pyarrow, or a protocol of fsspec such as ``"s3"``. None
-    means the files of this machine. ``options`` are those of ``Ags1FileSystem``. Paths are those of
+    means the files of this machine. ``options`` are as in ``Ags1FileSystem``. Paths are those of
     ``below``, with or without ``.ags1``. A pickle has the options and no key.
     """
     if isinstance(below, Ags1FileSystem):

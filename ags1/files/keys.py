@@ -2,7 +2,7 @@
 
 Only wrapped keys and a KMS's configuration without secrets are pickled. Each process makes its own
 KMS client with its own identity (environment, files, the machine's role), and unwraps a job's KEK
-once, so that no file costs a KMS call. A wrapped key has the form of a sidecar. Knows nothing of
+once, so that no file costs a KMS call. A wrapped key has the form of a sidecar. Independent of
 Spark.
 """
 

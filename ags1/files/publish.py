@@ -27,7 +27,7 @@ beginnings:
                                         moved (``OldKeys.KEEP``).
     ==================================  =========================================================
 
-Knows nothing of storages, of what a file holds, or of keys that are not wrapped.
+Independent of storages, of what a file holds, and of keys that are not wrapped.
 """
 
 from __future__ import annotations

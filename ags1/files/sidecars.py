@@ -2,7 +2,7 @@
 
 ``Place`` is all that a sidecar needs of its storage. A folder of this machine has locks, so runs
 that change one pair there come one after the other (``LocalPlace``). An object storage has none:
-there may be one writer of a file at a time. Knows nothing of plaintext and unwrapped keys.
+there may be one writer of a file at a time. Independent of plaintext and unwrapped keys.
 """
 
 from __future__ import annotations

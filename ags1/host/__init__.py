@@ -1,4 +1,4 @@
-"""What the operating system offers, and its corners. Knows nothing of AGS1.
+"""What the operating system offers, and its corners. Independent of AGS1.
 
 atomic         files that appear whole or not at all
 private_file   small files that only their owner may read

@@ -1,6 +1,6 @@
 # cython: freethreading_compatible=True
-"""``os.path.realpath`` of a folder that is there, and ``os.path.lexists`` of a file that is not, by
-one call of the C library each."""
+"""What ``atomic`` does in C: ``os.path.realpath`` of a folder that is there, ``os.path.lexists`` of
+a file that is not, and a look at what is dropped."""
 
 from cpython.bytes cimport PyBytes_AsStringAndSize
 from libc cimport errno
@@ -9,6 +9,21 @@ from posix.stat cimport lstat, struct_stat
 
 cdef extern from "stdlib.h" nogil:
     char *realpath(const char *path, char *resolved)
+
+
+cdef class Unsettled:
+    """The base of what has a method ``drop``, which is called if this is dropped before it is
+    ``settled``. Python ignores the KeyboardInterrupt of a signal that arrives in a ``__del__``, so
+    what is settled runs no Python code there."""
+
+    cdef public bint settled
+
+    def __cinit__(self, *_, **__):
+        self.settled = True  # there is nothing to drop yet
+
+    def __del__(self):
+        if not self.settled:
+            self.drop()
 
 
 def real_folder(bytes path not None):

@@ -1,7 +1,7 @@
 """Output files that appear whole or not at all: bytes go to a file without a name in the target's
 folder, and ``commit`` gives it the final name in one step. After an error, or a crash before that
 step, the target is as it was, and nothing else is left. Where the system has no such files, or
-gives them no names, it is a temporary file, and a crash leaves that. Knows nothing of AGS1."""
+gives them no names, it is a temporary file, and a crash leaves that. Independent of AGS1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FileWarning
-from ._paths import real_folder
+from ._paths import Unsettled, real_folder
 from ._process import process_number
 from .descriptors import is_new, is_stream
 
@@ -34,7 +34,7 @@ _COPIED_AT_ONCE = 1 << 20
 _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
 
 
-class AtomicFile:
+class AtomicFile(Unsettled):
     """A file under construction, open for writing at ``fd``. It has no path, or ``temporary``.
 
     If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
@@ -49,7 +49,7 @@ class AtomicFile:
     # An interrupt may come before the constructor has set anything.
     published = True  # there is nothing to discard yet
     fd = -1
-    _discarded = False
+    _is_staged = False
     _status: os.stat_result | None = None  # of the finished file
 
     def __init__(
@@ -86,7 +86,7 @@ class AtomicFile:
         if self._like is not None and (mode is None or like is not None):
             self._kept_mode = self._like.st_mode & _PERMISSIONS
             mode = 0o600
-        self.published = False
+        self.published = self.settled = False
         # The kernel applies the umask; to ask for it would be to set it for all threads.
         mode = 0o666 if mode is None else mode & _PERMISSIONS
         self.fd = _open_nameless(self._path.rpartition("/")[0] or "/", mode)
@@ -113,6 +113,7 @@ class AtomicFile:
             self._status = os.fstat(self.fd)
             self._publish()
             self.published = True
+            self.settled = not self._is_staged
         except BaseException as error:
             # The file may have its name already, for example after Ctrl-C. If it replaced another,
             # it stays; otherwise it is removed.
@@ -175,7 +176,7 @@ class AtomicFile:
         """Remove the file. Does nothing after ``commit``, or to a name in a forked child. If the
         folder lets nobody remove a file, it is emptied, and there is a FileWarning."""
         try:
-            is_mine = self._process == process_number() and not self._discarded
+            is_mine = self._process == process_number() and not self.settled
             if is_mine and "temporary" in vars(self):
                 remove_temporary(self.temporary, self._empty)
         finally:
@@ -183,7 +184,7 @@ class AtomicFile:
                 fd, self.fd = self.fd, -1
                 with contextlib.suppress(OSError):
                     os.close(fd)
-            self._discarded = True
+            self.settled = True
 
     def _empty(self) -> None:
         """Empty the temporary file. Raises OSError, also if its content has another name."""
@@ -198,14 +199,12 @@ class AtomicFile:
         finally:
             os.close(fd)
 
-    def __del__(self) -> None:
-        # An interrupt may come when the file exists and the caller has no reference to this object.
-        # If the interpreter is ending, this module's names may be gone already, but then the file
-        # was discarded before.
-        if not self.published and not self._discarded:
-            # Nobody could catch an error here.
-            with contextlib.suppress(OSError):
-                self.discard()
+    def drop(self) -> None:
+        """Discard a file that was dropped: an interrupt may come when it exists and the caller has
+        no reference to this object."""
+        # Nobody could catch an error here.
+        with contextlib.suppress(OSError):
+            self.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -231,16 +230,10 @@ class StagedFile(AtomicFile):
     ``temporary``. The caller then writes another file first, and calls ``publish`` at the end.
     ``discard`` removes the file, and so does dropping this object."""
 
-    _is_staged = False
+    _is_staged = True
 
     def _publish(self) -> None:
         self._finish(self.temporary)
-        self._is_staged = True
-
-    def __del__(self) -> None:
-        if self._is_staged:
-            self.published = False
-        super().__del__()
 
 
 def _real_path(name: str, *, new: bool) -> str:

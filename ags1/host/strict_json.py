@@ -3,7 +3,7 @@
 An object with one name twice is refused. Python and Java would take the second value and drop the
 first; RFC 8259 leaves it open, so other parsers may take the first. Integers of more than 64 bits,
 text with half a surrogate pair, NaN and infinities are refused too: Java, Arrow and UTF-8 have none
-of them. Knows nothing of what the JSON is for.
+of them. Independent of what the JSON is for.
 """
 
 from __future__ import annotations

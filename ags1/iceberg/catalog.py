@@ -193,7 +193,7 @@ class EncryptedCatalog(DelegatingCatalog):
     ) -> OpenedTable:
         """Return an ``EncryptedTable`` if the table is encrypted, else PyIceberg's ``Table``.
 
-        The arguments after ``identifier`` are those of ``open_table``. If Hive, Glue or DynamoDB
+        The arguments after ``identifier`` are as in ``open_table``. If Hive, Glue or DynamoDB
         has ``metadata_hash``, ``encryption.key-id`` or ``encryption.data-key-length``, or if a SQL
         catalog has pins of the table, the metadata must agree with them. If a REST server answers
         with metadata, that is used and not the metadata file, unless a SHA-256 of the file is

@@ -231,7 +231,7 @@ class EncryptedTransaction(BuiltTransaction):
         partitioned. If all transforms are identity, warns, and its commit raises, as ``overwrite``.
         If not, PyIceberg refuses; this does as Java's ``ReplacePartitions``: files of older specs
         stay, and its commit raises ConflictError for any change of others in these partitions.
-        ``df`` is that of ``append``."""
+        ``df`` is as in ``append``."""
         fields = self.table_metadata.spec().fields
         if all(isinstance(field.transform, VoidTransform) for field in fields):
             raise ValueError("Cannot apply dynamic overwrite on an unpartitioned table.")

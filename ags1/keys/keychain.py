@@ -109,7 +109,7 @@ class Keychain:
         self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None
     ) -> Sidecar:
         """Return the sidecar with copies of its KEKs under one more master key, so that this key
-        opens the files too. The arguments and the errors are those of ``rewrap``."""
+        opens the files too. The arguments and the errors are as in ``rewrap``."""
         sidecar = self._opened(sidecar_file)
         with _errors_about(sidecar_file):
             copies = []
@@ -222,7 +222,7 @@ def key_of_file(
     beginning, an object with ``pread``, or None for the newest key. The nonce of the file's first
     block says which key is the file's. Keys that earlier releases wrote do not have it: if there
     are several, the first block has to open, and if none fits, this returns the newest one.
-    ``prefer`` is that of ``Sidecar.open``. Raises NoKeyError if the file is another one."""
+    ``prefer`` is as in ``Sidecar.open``. Raises NoKeyError if the file is another one."""
     nonce = None if file is None else _nonce_of(file)
     keys = sidecar.file_keys if nonce is None else sidecar.keys_for(nonce)
     if not keys and nonce:

@@ -1,5 +1,5 @@
 """The protocol of a key management service, with the names of Java's ``KeyManagementClient``, and
-what the clients of all services share. Knows of no service in particular."""
+what the clients of all services share. Independent of any service."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ class LocalKms(WrapsOnly):
         prefix = wrapped_key[: _WRAPPED_PREFIX.size]
         if len(prefix) < _WRAPPED_PREFIX.size or prefix[0] != _WRAPPED_FORMAT:
             raise KmsUnwrapError(
-                f"no keyring wrapped it: the master key {key_id!r} is another KMS's (--kms says "
-                "which), or the wrapped key is damaged"
+                f"no keyring wrapped it: the master key {key_id!r} belongs to another KMS (--kms "
+                "says which), or the wrapped key is damaged"
             )
         _, number = _WRAPPED_PREFIX.unpack(prefix)
         advice = "name the keyring that has it: a new key of this name would not open anything"
@@ -263,7 +263,7 @@ def create_key(
     path: str, name: str, *, passphrase: bytes | Callable[[], bytes] | None = None
 ) -> int:
     """Add a new master key to the keyring at ``path``, and make the keyring if there is none.
-    Returns the key's version. ``passphrase`` is that of ``LocalKms``; errors are those of its
+    Returns the key's version. ``passphrase`` is as in ``LocalKms``; errors are those of its
     ``create_key``."""
     return int(LocalKms(path, passphrase=passphrase).create_key(name).versions[-1].version)
 

@@ -1,5 +1,5 @@
 """Read private files, and derive a key from a passphrase with scrypt (RFC 7914), which Python's own
-OpenSSL has. Knows nothing of keyrings."""
+OpenSSL has. Independent of keyrings."""
 
 from __future__ import annotations
 

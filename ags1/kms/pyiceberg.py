@@ -33,7 +33,7 @@ class KeyManagementClient(Base):
     """The client of ags1 that ``properties`` describe, with the methods that PyIceberg calls.
 
     ``properties`` are those of a catalog. Values that are not text are passed over. Properties of
-    the KMS are those of ``ags1.kms``. If there are none, ``initialize`` gives them. The attribute
+    the KMS are as in ``ags1.kms``. If there are none, ``initialize`` gives them. The attribute
     ``properties`` has those that are not secret. The methods raise what our client raises:
     KmsError, and KmsConfigurationError, which is a ValueError, if no KMS is configured.
     """

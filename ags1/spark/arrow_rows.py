@@ -1,6 +1,6 @@
 """Arrow batches in the form that Spark expects: its types, its order of columns. Spark reads a
 batch by position and type and checks neither: a column of another type would come out as other
-values. Knows nothing of files."""
+values. Independent of files."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A source declares its options by direction: reading, writing, and for tables also jobs. An option of
 another direction, or one that no direction knows, raises ValueError: if a source passed over it, a
 query would read or write something else than it says. Spark hands over names in lower case, so case
-does not count. Spark adds ``path`` and ``paths``. Knows nothing of the options' values.
+does not count. Spark adds ``path`` and ``paths``. Independent of the options' values.
 """
 
 from __future__ import annotations

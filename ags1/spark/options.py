@@ -2,7 +2,7 @@
 
 Options appear in programs and in Spark's plans, so an option that is a secret is refused. If no
 option names a KMS, the driver's environment (``AGS1_KMS_…``) and configuration file do, as for the
-command line. Knows nothing of files.
+command line. Independent of files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a data source raises on the driver, in few words.
 
 Spark's message is the whole traceback, with our own words at its end. So what planning raises loses
-its frames and causes, unless AGS1_DEBUG is set. Knows nothing of the sources.
+its frames and causes, unless AGS1_DEBUG is set. Independent of the sources.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The jars that Spark needs to open encrypted tables in SQL: our plug-in, which ``make jvm`` makes,
-Iceberg's Java runtime, drivers of databases, and clients of clouds. Knows nothing of catalogs."""
+Iceberg's Java runtime, drivers of databases, and clients of clouds. Independent of catalogs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def count(
 
     They suffice for a file if all of its rows match ``where`` and none is deleted. Other files are
     read: by Spark's executors, or by this process if ``spark`` is None. The arguments and errors
-    are those of ``read_table``.
+    are as in ``read_table``.
     """
     given = _options(table, options, None, where, snapshot, branch)
     opened = open_of_options(given)

@@ -1,4 +1,4 @@
-"""Registers a data source with a Spark session. Knows nothing of what the source reads."""
+"""Registers a data source with a Spark session. Independent of what the source reads."""
 
 from __future__ import annotations
 

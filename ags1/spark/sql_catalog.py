@@ -2,7 +2,7 @@
 
 The properties of a KMS, of trust and of most storages have the same names in Python and in Java.
 This module translates the others, and refuses what Java cannot do as Python does, and every secret:
-Spark shows its configuration to its users. Knows nothing of sessions.
+Spark shows its configuration to its users. Independent of sessions.
 """
 
 from __future__ import annotations

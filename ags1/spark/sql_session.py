@@ -42,7 +42,7 @@ def session(
         spark = ags1.spark.session("lake")
         spark.sql("SELECT count(*) FROM lake.db.flights")
 
-    The arguments are those of ``configure``; ``builder`` is by default ``SparkSession.builder``.
+    The arguments are as in ``configure``; ``builder`` is by default ``SparkSession.builder``.
     Call it before anything else starts Spark in this process, because Spark takes jars only when it
     starts. A session that has them already may get more catalogs.
 

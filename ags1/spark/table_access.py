@@ -2,7 +2,7 @@
 
 A table is named by options without secrets. The driver and every Python worker open it with their
 own environment and configuration files: PyIceberg's for the catalog, the command line's for the
-KMS. Knows nothing of Spark.
+KMS. Independent of Spark.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import fastavro
 
 import ags1
 from bench.rounds import Contest, Contestant, compete, timed
-from bench.settings import Settings
+from bench.settings import Settings, first_missing
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -141,7 +141,7 @@ def _schema() -> Schema:
 
 def missing() -> str | None:
     """Which package is not there, if one is not."""
-    return next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
+    return first_missing(NEEDED)
 
 
 def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:

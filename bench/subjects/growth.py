@@ -85,7 +85,7 @@ class SnapshotsTable:
 
     def expire(self) -> None:
         found = self.load().expire_snapshots("0s", 1, dry_run=True)
-        if not found.snapshots:
+        if not found.snapshot_ids:
             raise RuntimeError("no snapshot would expire")
 
     def inspect(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.rounds import Contest, Contestant, compete, timed
-from bench.settings import Settings
+from bench.settings import Settings, first_missing
 from bench.storage import scratch_folder
 
 SUBJECT = "libraries"
@@ -93,7 +92,7 @@ def _write_rows(path: Path, size: int) -> int:
 
 def missing() -> str | None:
     """Which package is not there, if one is not."""
-    return next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
+    return first_missing(NEEDED)
 
 
 def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:

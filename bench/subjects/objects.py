@@ -7,7 +7,6 @@ the same file system (PyArrow's).
 from __future__ import annotations
 
 import gc
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ags1.kms.local import create_key
 from bench.object_store import BUCKET, ObjectStore
 from bench.rounds import Contest, Contestant, compete
-from bench.settings import Settings
+from bench.settings import Settings, first_missing
 from bench.storage import scratch_folder
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class Work:
 
 def missing() -> str | None:
     """Which package is not there, if one is not."""
-    return next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
+    return first_missing(NEEDED)
 
 
 def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:

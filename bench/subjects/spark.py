@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
-import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -30,7 +29,7 @@ import ags1
 from ags1.kms.local import create_key
 from bench.material import random_file, take_memory
 from bench.rounds import Contest, Contestant, compete
-from bench.settings import Settings
+from bench.settings import Settings, first_missing
 from bench.storage import scratch_folder
 
 if TYPE_CHECKING:
@@ -334,8 +333,7 @@ def _check(summary: Any, count: int) -> None:
 
 def missing() -> str | None:
     """What is not there, if something is not."""
-    lacking = (name for name in NEEDED if importlib.util.find_spec(name) is None)
-    name = next(lacking, None)
+    name = first_missing(NEEDED)
     return name or (None if shutil.which("java") else "java")
 
 

@@ -319,7 +319,7 @@ def test_another_kms_is_named_as_the_likely_cause(home: Path) -> None:
     (home / "a").write_bytes(TEXT)
     run("encrypt", "a", "--key", "keyA", *MEMORY)
     said = fail(5, "verify", "a.ags1")
-    assert "'keyA' is another KMS's (--kms" in said
+    assert "'keyA' belongs to another KMS (--kms" in said
 
 
 def test_a_missing_master_key_of_one_file_stops_nothing_else(home: Path) -> None:

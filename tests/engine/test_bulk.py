@@ -884,6 +884,19 @@ def test_ctrl_c_cleans_up(run_python: RunPython, tmp_path: Path) -> None:
             assert target.stat().st_size == layout.encrypted_size(48 * MIB)
 
 
+def test_no_python_runs_when_a_finished_file_is_dropped(tmp_path: Path) -> None:
+    """Python ignores the KeyboardInterrupt of a signal that arrives in a ``__del__``."""
+    (tmp_path / "source").write_bytes(b"x")
+    called: set[str] = set()
+    sys.setprofile(lambda frame, *_: called.add(frame.f_code.co_name))
+    try:
+        ags1.encrypt_file(tmp_path / "source", tmp_path / "target")
+    finally:
+        sys.setprofile(None)
+    assert "commit" in called
+    assert not called & {"__del__", "drop", "discard"}
+
+
 def test_a_signal_handler_runs_while_a_file_is_encrypted(tmp_path: Path) -> None:
     source = tmp_path / "source"
     with source.open("wb") as file:

@@ -1,6 +1,6 @@
 """The Java that we test against: which releases, and where they lie on this machine.
 
-Maven fetches a jar once into the user's cache folder; pyspark brings Spark's own. Knows nothing of
+Maven fetches a jar once into the user's cache folder; pyspark brings Spark's own. Independent of
 what the jars are for. Without Java or Maven a test is skipped, but on CI (CI=true) it fails.
 """
 

@@ -2,7 +2,7 @@
 
 The sources lie in ``sources/``. ``Requests.java`` reads a request per line, ``{"call":
 "package.Class.method", "arguments": {…}}``, and answers ``{"result": …}`` or ``{"error": …}``; a
-method to call is ``static Object method(JsonNode arguments)`` of any class there. Knows nothing of
+method to call is ``static Object method(JsonNode arguments)`` of any class there. Independent of
 what the methods do.
 """
 

@@ -1,7 +1,7 @@
 """The metastore of the Spark session, served as Hive's is: Thrift on 127.0.0.1.
 
 For clients outside the JVM, PyIceberg's HiveCatalog first of all. The server runs in Spark's JVM,
-on the same Derby database in memory. Knows nothing of Iceberg.
+on the same Derby database in memory. Independent of Iceberg.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """PostgreSQL on a Unix socket and, for Java, on a port of 127.0.0.1, with a database in a temporary
-folder. Knows nothing of catalogs."""
+folder. Independent of catalogs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The REST server of Java's reference implementation, on 127.0.0.1, over a catalog in SQLite.
 
-Its tables' metadata lies in files. Knows nothing of encryption; the server does not either, but for
+Its tables' metadata lies in files. Independent of encryption; the server does not either, but for
 keeping what the protocol has of it.
 """
 

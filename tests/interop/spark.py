@@ -1,7 +1,7 @@
 """One Spark for the whole test run, with Iceberg's HiveCatalog on a Derby database in memory.
 
 All catalogs share that metastore, so that another catalog is another client of the same tables. The
-settings are those that Spark needs on one machine with no network but 127.0.0.1. Knows nothing of
+settings are those that Spark needs on one machine with no network but 127.0.0.1. Independent of
 ags1.
 """
 

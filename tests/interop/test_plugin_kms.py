@@ -146,6 +146,17 @@ def test_the_open_file_is_asked_and_not_its_path(java: Java, tmp_path: Path) -> 
         java.call(call, path=str(open_to_others), other=str(private))
 
 
+def test_a_file_is_read_while_other_threads_open_and_close_theirs(
+    java: Java, tmp_path: Path
+) -> None:
+    """A descriptor may be closed between the look at its number and the one at its position."""
+    private = tmp_path / "private"
+    private.touch(0o600)
+    private.write_bytes(b"content")
+    call = "ags1.iceberg.kms.Exchanged.crowded"
+    assert java.call(call, path=str(private), times=2000) == "content"
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604])
 def test_a_keyring_that_is_open_to_others_is_refused(
     java: Java, keyring: dict[str, str], mode: int

@@ -1109,7 +1109,8 @@ class TestCommands:
         folders.write(a=1000, b=2000)
         run("encrypt", folders.source, folders.target)
         sealed = folders.target / "b.ags1"
-        sealed.write_bytes(sealed.read_bytes()[:-1] + b"?")
+        data = sealed.read_bytes()
+        sealed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         code, [failed, summary], err = run("verify")
         assert code == failed["error"]["exit_code"] == Exit.AUTHENTICATION
         assert failed["file"] == str(sealed)

@@ -66,7 +66,10 @@ from .conftest import LedgerPlace, step_around
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if the command line starts Spark."""
-    monkeypatch.setattr("ags1.cli.spark.session.session", lambda *_, **__: pytest.fail("started"))
+    # `tables` first: imported while `session` is replaced, it would keep what replaces it.
+    for module in ("tables", "session"):
+        name = f"ags1.cli.spark.{module}.session"
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("started"))
 
 
 class Places:

@@ -110,7 +110,7 @@ def test_the_report_on_java_s_tables_is_that_of_one_machine(
     session: Any, small_tasks: None, name: str
 ) -> None:
     here = verify_here(open_fixture(name))
-    assert here.ok == (name != "stats")  # its statistics are not encrypted
+    assert here.ok
     seen: list[tuple[int, int | None]] = []
 
     there = on_spark(session, name, progress=lambda done, total: seen.append((done, total)))

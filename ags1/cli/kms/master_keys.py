@@ -1,6 +1,6 @@
 """The master keys of a run: the KMS that was chosen, and keychains over it. What would fail for
 every file fails here, before the first file: a keyring that cannot be read, a master key that
-nobody named. Knows nothing of files."""
+nobody named. Independent of files."""
 
 from __future__ import annotations
 

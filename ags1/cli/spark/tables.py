@@ -38,7 +38,7 @@ def verify_table(
 ) -> int:
     """Check every block of every file of every snapshot of a table, on Spark.
 
-    The findings are those of 'ags1 table check --full', without the maintenance that is due. The
+    The findings are as in 'ags1 table check --full', without the maintenance that is due. The
     catalog, the storage and the KMS have to be configured on the executors as they are here; no
     secret is sent.
 

@@ -1,6 +1,6 @@
 """The command ``ags1 table check``, and what ``ags1 spark verify-table`` has in common with it: a
 table is checked, the findings are printed as lines or JSON, each with the command that fixes it,
-and the gravest makes the exit status. Knows nothing of where the files are looked at."""
+and the gravest makes the exit status. Independent of where the files are looked at."""
 
 from __future__ import annotations
 

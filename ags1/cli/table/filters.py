@@ -1,4 +1,4 @@
-"""Row filters as they are typed. Knows nothing of commands."""
+"""Row filters as they are typed. Independent of commands."""
 
 from __future__ import annotations
 

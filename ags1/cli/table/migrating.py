@@ -1,5 +1,5 @@
 """What ``ags1 table migrate`` and ``ags1 spark migrate`` share: their options, their question, and
-what they print. Knows nothing of where the files are encrypted."""
+what they print. Independent of where the files are encrypted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which table is meant, and opening it: a metadata file, a table's folder, or a catalog's name. The
 user says which master key the table may name and which hash its metadata has, because others may be
-able to write the metadata. Knows nothing of what is done with the table."""
+able to write the metadata. Independent of what is done with the table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What ``ags1 table rekey`` and ``ags1 spark rekey`` share: their options, and what they print.
-Knows nothing of where the files are rewritten."""
+Independent of where the files are rewritten."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Rows of a table as text or as files: a table to read, JSON lines, CSV, Arrow's stream, Parquet.
-Only one batch is in memory at a time. Knows nothing of where they come from."""
+Only one batch is in memory at a time. Independent of where they come from."""
 
 from __future__ import annotations
 

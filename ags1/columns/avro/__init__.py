@@ -1,5 +1,5 @@
 """Avro files, encrypted or not: read as Arrow batches, and written from them, with Iceberg's types.
-Knows nothing of tables, or of wrapped keys.
+Independent of tables and wrapped keys.
 
     files          reads a file as Arrow batches, by splits and threads
     container      the header, the blocks and the codecs of a file

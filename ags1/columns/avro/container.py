@@ -9,7 +9,7 @@
 A split is a range of the file's bytes. By Java's rule (``DataFileReader.sync``, ``pastSync``), a
 block belongs to the split in which the sync marker before the block begins.
 
-Follows Avro's specification, "Object Container Files". Nothing read is trusted. Knows nothing of
+Follows Avro's specification, "Object Container Files". Nothing read is trusted. Independent of
 what the bytes of a row mean.
 """
 

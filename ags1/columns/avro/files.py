@@ -3,7 +3,7 @@
 If a file ends within a block, this raises an error. If it ends too early between two blocks, only
 its source can notice that (an ``ags1.Reader`` does), or a check of ``record_count``.
 ``container`` reads the blocks, and ``projection`` knows what the bytes of a row mean.
-Knows nothing of keys.
+Independent of keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes Avro files of records in memory: manifests and manifest lists.
 
 A record is given as its values in the order of the schema. The values are encoded as the Iceberg
-specification says, "Appendix A: Avro". Knows nothing of tables.
+specification says, "Appendix A: Avro". Independent of tables.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The files may be a table's data files or another program's. Their unions must be
 other type. Iceberg's schemas are converted as in Java's ``TypeToSchema``: with field ids, and with
 the same names of records and fixed types. A map with string keys becomes an Avro map, and any other
 map an array of pairs. (PyIceberg's conversion lacks nulls in lists and maps, and Avro maps.)
-Follows the Avro specification, "Logical Types", and Iceberg's, "Avro". Knows nothing of rows.
+Follows the Avro specification, "Logical Types", and Iceberg's, "Avro". Independent of rows.
 """
 
 from __future__ import annotations

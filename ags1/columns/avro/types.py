@@ -1,7 +1,7 @@
 """Resolves the types in an Avro file's schema: a name stands for the type of that name.
 
 No type may contain itself. The schema is not trusted. Follows Avro's specification, "Names" and
-"Complex Types". Knows nothing of Iceberg's types.
+"Complex Types". Independent of Iceberg's types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The type ``variant``, which PyIceberg does not have. Knows nothing of the values."""
+"""The type ``variant``, which PyIceberg does not have. Independent of the values."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The blocks are about as large as Java's. fastavro encodes the rows. The values are first converted
 to forms that it encodes without conversion, which is faster. Follows Avro's specification, "Object
-Container Files", and Iceberg's appendix "Avro". Knows nothing of partitions and tables.
+Container Files", and Iceberg's appendix "Avro". Independent of partitions and tables.
 """
 
 from __future__ import annotations

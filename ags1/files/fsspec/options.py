@@ -2,7 +2,7 @@
 
 Storage options stand in programs, in task graphs, in JSON and in pickles. They hold the name and
 the properties of a KMS, and no secret. Each process reads its own environment and configuration
-file (``ags1.kms.settings``), and makes its own KMS client. Knows nothing of files.
+file (``ags1.kms.settings``), and makes its own KMS client. Independent of files.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ There is never a file without its key. A sidecar is written before its file, wit
 file that is there until then, and removed after it (``ags1.files.publish`` has the steps).
 ``LocalPairs`` does this with files on this machine, and locks what it changes. ``Pairs`` does it in
 any file system of fsspec whose files appear whole, such as an object storage. That has no locks:
-there may be one writer of a file at a time. Knows nothing of plaintext and unwrapped keys.
+there may be one writer of a file at a time. Independent of plaintext and unwrapped keys.
 """
 
 from __future__ import annotations

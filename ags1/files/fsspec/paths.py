@@ -1,7 +1,7 @@
 """``Ags1Path``: encrypted files as paths of universal_pathlib, ``UPath("ags1::file:///data")``.
 
 The class is registered through the entry-point group ``universal_pathlib.implementations``. What a
-path does, ``Ags1FileSystem`` does. Knows nothing of keys. Needs universal_pathlib.
+path does, ``Ags1FileSystem`` does. Independent of keys. Needs universal_pathlib.
 """
 
 from __future__ import annotations

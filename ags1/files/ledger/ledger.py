@@ -26,7 +26,7 @@ folders pass over names that begin with ``_``::
     _staged-<job id>-….json     the uploads that it has begun; they are aborted with it
     batch-…, _pending-…, _state of earlier versions (``earlier``), which cannot write here any more
 
-Knows nothing of Spark or of storages of files.
+Independent of Spark and storages of files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of a ledger, and Parquet files of them. Knows nothing of where a ledger is."""
+"""The rows of a ledger, and Parquet files of them. Independent of where a ledger is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``Store``: where a ledger keeps its objects. They are made once, read, listed and removed.
 
-All that a storage must have is that objects appear whole. Knows nothing of ledgers.
+All that a storage must have is that objects appear whole. Independent of ledgers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Tasks write to staged files in the target's folder. A file that is cut has one staged file for all
 ranges; the first attempt at a range writes there, each other attempt to a file of its own. A rename
-gives the staged file its name. Knows nothing of keys. See also ``local_files``, which lists, names
+gives the staged file its name. Independent of keys. See also ``local_files``, which lists, names
 and syncs files.
 """
 

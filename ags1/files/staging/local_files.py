@@ -1,6 +1,6 @@
 """A job's files in mounted folders: listed, staged, copied and synced. A staged file is in its
 target's folder, and its name contains the job and the attempt. So no two attempts write the same
-file, and the files of a killed job can be recognised. Knows nothing of keys or of Spark."""
+file, and the files of a killed job can be recognised. Independent of keys and Spark."""
 
 from __future__ import annotations
 

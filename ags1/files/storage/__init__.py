@@ -4,5 +4,5 @@
     folder     the folders of this machine, and those that it has mounted
     bucket     the file systems of fsspec; HDFS is one of them
 
-Knows nothing of what files hold, of keys, and of jobs.
+Independent of what files hold, of keys, and of jobs.
 """

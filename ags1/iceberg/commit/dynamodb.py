@@ -3,7 +3,7 @@
 A commit is one conditional update of the table's item. Its condition names the base's metadata
 location, so it changes nothing if another commit was first. It also changes the item's version
 ``v``, which the commits of Java's ``DynamoDbTableOperations`` name in their condition. ``aws.py``
-says what is trusted. Knows nothing of metadata.
+says what is trusted. Independent of metadata.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class FileCommits(Commits, ABC):
 
     @abstractmethod
     def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
-        """Make a new table. ``sent`` is that of ``_swap``. Raises TableAlreadyExistsError and
+        """Make a new table. ``sent`` is as in ``_swap``. Raises TableAlreadyExistsError and
         NoSuchNamespaceError if it was certainly not made."""
 
     @abstractmethod

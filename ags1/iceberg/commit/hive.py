@@ -4,7 +4,7 @@ The parameters are the table's master key, the length of its data keys and a has
 as in Java's ``HiveTableOperations`` and ``HMSTablePropertyHelper``. The metastore also gets its own
 copy of the columns and statistics. Two things prevent that two writers commit at once: Hive's lock,
 unless the table's ``engine.hive.lock-enabled`` is false; and the expected metadata location, which
-metastores compare from Hive 2.3.10, 3.1.4 and 4.0 on. Knows nothing of metadata files.
+metastores compare from Hive 2.3.10, 3.1.4 and 4.0 on. Independent of metadata files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A table's new metadata.json: its text, its location, its log of earlier files.
 
-Pure functions over the parsed JSON. Knows nothing of catalogs. Follows Java's
+Pure functions over the parsed JSON. Independent of catalogs. Follows Java's
 ``TableMetadataParser``, ``BaseMetastoreTableOperations`` and ``TableMetadata``.
 """
 
@@ -46,7 +46,7 @@ def next_metadata_location(
     metadata: Mapping[str, Any], base_location: str | None, *, is_beside: bool = False
 ) -> str:
     """Return a new location for a table's metadata.json. No other attempt has the same.
-    ``base_location`` is that of the current one, None for a new table. The folder is that of
+    ``base_location`` is the current one's, None for a new table. The folder is that of
     ``write.metadata.path`` or the table's own; if ``is_beside`` is true, that of the current file.
     Raises ValueError if ``write.metadata.compression-codec`` is unknown."""
     properties = metadata.get("properties") or {}

@@ -1,7 +1,7 @@
 """One version of an encrypted table in this process: it reads the table and commits the next one.
 
 ``TableSession`` is the base of the table that users hold, and what transactions work with. Both see
-the same version, and a commit replaces it as a whole. Knows nothing of rows.
+the same version, and a commit replaces it as a whole. Independent of rows.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ without a server need this. PyIceberg's ``update_table_metadata`` does not repla
 
 Four rules are added to Java's: a new snapshot of an encrypted table must have a key, a key that
 something still needs cannot be removed, a column's type changes only as the specification allows,
-and its initial default does not change. Pure: knows nothing of files, catalogs and plaintext keys.
+and its initial default does not change. Pure: independent of files, catalogs and plaintext keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the parts of a scan in other processes, which are sent wrapped keys only.
 
 The driver plans the scan. A task reads some data files, or a part of a large one, and applies their
-deletes. Knows nothing of how files are grouped into tasks.
+deletes. Independent of how files are grouped into tasks.
 """
 
 from __future__ import annotations

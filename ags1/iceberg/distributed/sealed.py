@@ -1,6 +1,6 @@
 """The keys of files, sent to other processes wrapped under a key of the job.
 
-The KMS unwraps the job's key, or the KEK above it, in each process. Knows nothing of what the
+The KMS unwraps the job's key, or the KEK above it, in each process. Independent of what the
 processes do with the files.
 """
 

@@ -120,7 +120,7 @@ _NEW_FIELDS = "file_path file_size_in_bytes column_sizes split_offsets".split()
 
 
 class OldFile(NamedTuple):
-    """A file that a task shall rewrite. ``location`` is that of the new file, without the attempt's
+    """A file that a task shall rewrite. ``location`` is the new file's, without the attempt's
     name."""
 
     number: int

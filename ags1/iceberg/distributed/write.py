@@ -1,7 +1,7 @@
 """Writes a table's new data files in other processes, and commits them as one snapshot.
 
 Each attempt makes keys of its own for its files, and sends them to the driver wrapped under a key
-of the job. Knows nothing of who runs the tasks.
+of the job. Independent of who runs the tasks.
 """
 
 from __future__ import annotations

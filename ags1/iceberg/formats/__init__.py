@@ -1,5 +1,5 @@
 """Parquet files of tables, whose pages Arrow encodes and decodes: encrypts them, and shows their
-plaintext. Knows nothing of tables, or of the keys of a table. ``ags1.columns.avro`` has Avro.
+plaintext. Independent of tables and the keys of a table. ``ags1.columns.avro`` has Avro.
 
     _modules                 seals and opens the modules of a file, many pages in one call
     parquet_view             shows an encrypted file as an unencrypted one

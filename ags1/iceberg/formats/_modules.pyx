@@ -16,7 +16,7 @@ before the kernel draws their nonces, all at once. So a copy of the process or t
 on from there makes the same modules, or draws other nonces.
 
 A failed call zeroes what it has written of its output. Until a call returns, its output may hold
-bytes that are not verified yet, so nobody else may read it. Knows nothing of footers or of tables.
+bytes that are not verified yet, so nobody else may read it. Independent of footers and tables.
 """
 
 from cpython.buffer cimport PyBuffer_Release

@@ -7,7 +7,7 @@ The rows, their order, encodings, codecs, statistics, indexes, bloom filters, th
 field ids, and the key-value metadata stay the same. Offsets and sizes change. The result has the
 form of Iceberg's encrypted files (``parquet_modules`` has a drawing). Pages of version 2 become
 pages of version 1, because readers do not agree on which part of a page of version 2 is encrypted.
-Knows nothing of tables.
+Independent of tables.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ParquetEncryptor:
         tally: Tally | None = None,
     ) -> None:
         """Write the row groups of a source, and change its ``footer``. All sources have the same
-        schema. The key-value metadata are those of the first. ``memory`` is all of a source that is
+        schema. The key-value metadata are the first's. ``memory`` is all of a source that is
         unencrypted and has no pages of version 2; then nothing is tallied."""
         first, groups = len(self._groups), value(footer, FileMetaData.ROW_GROUPS, (STRUCT, []))[1]
         added = [(c, chunk_ordinals(first + c.group, c.column)) for c in chunks(footer)]

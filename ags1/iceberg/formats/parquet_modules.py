@@ -24,7 +24,7 @@ parser can read it in another way.
 An unencrypted file has the same parts without lengths, nonces and tags. It ends with its footer,
 the footer's length and PAR1.
 
-Decompresses nothing, and knows nothing of tables.
+Decompresses nothing, and is independent of tables.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Encrypts a Parquet file under another key, page by page, and sums up what was written.
 
-``parquet_encryption`` says what changes. Knows nothing of tables.
+``parquet_encryption`` says what changes. Independent of tables.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                     encrypted
     close()         one footer for all of them
 
-Knows nothing of tables.
+Independent of tables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EncryptedParquetWriter:
     """An encrypted file under ``key_metadata``, a fresh key. ``write`` takes its bytes in their
     order.
 
-    ``schema`` and ``options`` are those of ``pyarrow.parquet.ParquetWriter``. Fields whose ids are
+    ``schema`` and ``options`` are as in ``pyarrow.parquet.ParquetWriter``. Fields whose ids are
     in ``variants`` are annotated as variants: Arrow writes their groups, but no class of Python's
     makes it write their logical type, by which readers know them. One thread at a time may use it.
     Raises KeyReuseError for a used key and in a forked child, FormatError for more row groups or

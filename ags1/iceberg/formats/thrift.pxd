@@ -71,7 +71,8 @@ cdef inline int64_t read_integer(Cursor *source) noexcept nogil:
 
 cdef inline int64_t read_short_integer(Cursor *source, int kind) noexcept nogil:
     # An I32 or an I16.
-    cdef int64_t number = read_integer(source), limit = <int64_t>1 << (31 if kind == KIND_I32 else 15)
+    cdef int64_t number = read_integer(source)
+    cdef int64_t limit = <int64_t>1 << (31 if kind == KIND_I32 else 15)
     if not -limit <= number < limit:
         set_fault(source, FAULT_NUMBER)
         return 0

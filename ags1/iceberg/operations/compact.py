@@ -306,7 +306,7 @@ def rewrite_data_files(
     ``write.target-file-size-bytes``. The strategy is Java's bin-packing.
 
     Only data files that may have a row for which ``row_filter`` is true are rewritten. The
-    options down to ``remove_dangling_deletes`` are those of ``RewriteOptions``, which says what
+    options down to ``remove_dangling_deletes`` are as in ``RewriteOptions``, which says what
     each does. Rows, row IDs and the sequence numbers of their last change stay the same, and
     deleted rows are not written again. Rows keep the order in which they were added. In a
     sorted table, as many rows as fit into memory are sorted at once. Unencrypted files become

@@ -9,7 +9,7 @@ With a target of 128 MiB, files of less than 96 MiB or more than 230 MiB are can
 
 Each merge becomes a file of about the target size. A large file is cut between row groups. Files of
 an older partition spec are one group and one merge, because their rows may belong to any partition.
-Options, defaults and rules are those of Java's ``SizeBasedFileRewritePlanner`` and
+Options, defaults and rules are as in Java's ``SizeBasedFileRewritePlanner`` and
 ``BinPackRewriteFilePlanner``. Unlike Java's, the plan is in the order in which the rows were added.
 This module opens no file.
 """

@@ -119,7 +119,7 @@ def erase_deleted_rows(
     with all earlier metadata files. Time travel ends. ``Erasure.remaining`` says what may still
     have deleted rows, such as other branches and tags, and what to do about it. With
     ``remove_orphans``, files of writers that failed are deleted too;
-    ``orphans_older_than`` and ``no_other_writers`` are those of ``remove_orphan_files``. With
+    ``orphans_older_than`` and ``no_other_writers`` are as in ``remove_orphan_files``. With
     ``dry_run``, nothing is changed. ``threads`` and ``progress`` are those of
     ``rewrite_data_files``. If the call is interrupted or fails, call it again.
 

@@ -38,7 +38,7 @@ def refuse_redirection(
 ) -> None:
     """Raise MetadataIntegrityError if a table's metadata names code, a server or credentials, and
     ``own``, the properties of the catalog or the caller, do not have the same value. ``location``
-    is that of the metadata, for the message."""
+    is the metadata's, for the message."""
     for name, value in (metadata.get("properties") or {}).items():
         if _redirects(name, value) and own.get(name) != value:
             raise MetadataIntegrityError(

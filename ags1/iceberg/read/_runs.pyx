@@ -3,7 +3,7 @@
 
 A run is a pair of 64-bit numbers: that of its first value, and that after its last one. Runs ascend
 and do not overlap. Nothing is read or written outside of the buffers, whatever the numbers are.
-Knows nothing of types.
+Independent of types.
 """
 
 from cpython.buffer cimport PyBuffer_Release

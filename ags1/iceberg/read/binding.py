@@ -9,7 +9,7 @@ stored (a column, a partition, a default). Here one rule holds everywhere. It is
                 ``BoundReference.producesNull``: IS NULL is constant only if no struct is optional
     literals    they are compared in the schema's type of a column, even if a file has another type
 
-The predicates that come out are PyIceberg's bound ones, without ``Not``. Knows nothing of files.
+The predicates that come out are PyIceberg's bound ones, without ``Not``. Independent of files.
 """
 
 from __future__ import annotations

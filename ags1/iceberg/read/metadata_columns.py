@@ -1,7 +1,7 @@
 """Metadata columns: the file of a row, its position there, its partition, its row ID, and the
 sequence number of its last change.
 
-Names, IDs and types are those of Java's ``MetadataColumns``. See "Reserved Field IDs" and "Row
+Names, IDs and types are as in Java's ``MetadataColumns``. See "Reserved Field IDs" and "Row
 Lineage" in the specification. A metadata column is read only if it is named. If the table has a
 column of the same name, the name means that column. ``_partition`` has another type in each table:
 ``partition_column`` makes it, and filters cannot name it.

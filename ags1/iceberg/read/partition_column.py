@@ -1,7 +1,7 @@
 """The metadata column ``_partition``: the partition of a row's file. It is a struct that has the
 fields of all partition specs of a table.
 
-Names and types are those of Java's ``Partitioning.partitionType``: fields are in the order of their
+Names and types are as in Java's ``Partitioning.partitionType``: fields are in the order of their
 IDs, each under the name that the newest spec has for it. A field whose source column was dropped is
 left out. A field that the spec of a file does not have is null for its rows. If no spec has
 a field, the struct itself is null.

@@ -75,7 +75,7 @@ class _KeyedRecord(NamedRecord):
 class ContentFile(_KeyedRecord, FileRecord, DataFile):
     """A data or delete file of a table (sizes in bytes).
 
-    ``spec_id`` names the partition spec. ``sequence_number`` is that of the data, in a file that
+    ``spec_id`` names the partition spec. ``sequence_number`` is the data's, in a file that
     was read. One Puffin file may have several deletion vectors, so two files are equal if they have
     the same ``identity``. ``is_handed_out`` is true after a scan has given the file to its caller.
     """
@@ -133,7 +133,7 @@ class ContentFile(_KeyedRecord, FileRecord, DataFile):
     @property
     def stored_format(self) -> FileFormat:
         """The file's format."""
-        return cast("FileFormat", self._data[_FORMAT])
+        return cast("FileFormat", self[_FORMAT])
 
     @property
     def file_format(self) -> FileFormat:
@@ -269,7 +269,7 @@ class Manifest(_KeyedRecord, ManifestFile):
 def read_entries(
     manifest: ManifestFile, io: FileIO, *, discard_deleted: bool = True
 ) -> list[ManifestEntry]:
-    """Return a manifest's entries with the values that they inherit. ``io`` is that of the table.
+    """Return a manifest's entries with the values that they inherit. ``io`` is the table's.
     Raises what ``fetch_manifest_entry`` raises."""
     entries = manifest.fetch_manifest_entry(io, discard_deleted)
     return cast("list[ManifestEntry]", entries)

@@ -69,7 +69,7 @@ class EncryptedManifest(Manifest):
     def fetch_manifest_entry(
         self, io: FileIO, discard_deleted: bool = True
     ) -> list[PyIcebergEntry]:
-        """Return the manifest's entries. ``io`` is that of the table.
+        """Return the manifest's entries. ``io`` is the table's.
 
         Raises AuthenticationError, TruncatedError and FormatError if the file is not the manifest
         that the manifest list names, and NotEncryptedError if a delete file has no key. A plaintext
@@ -147,7 +147,7 @@ class EncryptedSnapshot(Snapshot):
     key_id: str | None = Field(alias="key-id", default=None)
 
     def manifests(self, io: FileIO) -> list[ManifestFile]:
-        """Return the snapshot's manifests. ``io`` is that of the table.
+        """Return the snapshot's manifests. ``io`` is the table's.
 
         Raises NotEncryptedError if the snapshot or a manifest has no key; KeyMetadataError and
         AuthenticationError if the key cannot be unwrapped; MetadataIntegrityError if the manifest

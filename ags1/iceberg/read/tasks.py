@@ -133,7 +133,7 @@ class TaskReader:
                 yield self._with_metadata_columns(rows)
 
     def count(self, task: FileScanTask, split: tuple[int, int] | None = None) -> int:
-        """Return the number of the task's rows in ``split``, which is that of ``batches``."""
+        """Return the number of the task's rows in ``split``, which is as in ``batches``."""
         return sum(rows.batch.num_rows for rows in self._rows(task, split=split))
 
     def matches(self, task: FileScanTask) -> Matches:
@@ -172,7 +172,7 @@ class TaskReader:
         deleted: BitMap64 | None = None,
     ) -> Iterator[Rows]:
         """Yield the task's rows in the file's own columns. If ``located``, they have positions, and
-        empty batches are yielded too. ``deleted`` is that of ``remaining``."""
+        empty batches are yielded too. ``deleted`` is as in ``remaining``."""
         if self._matches_none:
             return
         file, deletes = _files_of(task)

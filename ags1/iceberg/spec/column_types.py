@@ -4,7 +4,7 @@ A table's metadata may name any type, also one of a later version of the format.
 an ``OpaqueType`` here, which keeps the type's JSON. So the table opens, its other columns are read
 and written, and the type is written back into metadata unchanged. Variants are read and written,
 but PyIceberg does not know them. Follows the Iceberg specification, "Schemas and Data Types" and
-"Appendix C". Knows nothing of files and keys.
+"Appendix C". Independent of files and keys.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Points in time as users give them: a ``datetime``, an age such as ``7d``, or text in ISO 8601.
-Knows nothing of what is that old."""
+Independent of what is that old."""
 
 from __future__ import annotations
 

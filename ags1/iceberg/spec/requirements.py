@@ -1,6 +1,6 @@
 """Checks what a commit requires of the table, in the form of the REST specification.
 
-Follows Java's ``UpdateRequirement``. Knows nothing of files and catalogs.
+Follows Java's ``UpdateRequirement``. Independent of files and catalogs.
 """
 
 from __future__ import annotations

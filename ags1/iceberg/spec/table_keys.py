@@ -2,7 +2,7 @@
 
 Each takes the base, which is a version of the metadata, and the manager of its keys. It returns a
 ``KeyChange``: updates and requirements in the form of the REST specification. Each attempt to
-commit makes the change again from the current base. Keys change, files do not. Knows nothing of
+commit makes the change again from the current base. Keys change, files do not. Independent of
 catalogs.
 
 **The rule**: the metadata never has a snapshot without the key of its manifest list, and never has

@@ -67,7 +67,7 @@ class ManifestCache:
 
     def get(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
         """Return ``make()``, or what it has returned before for this key. The result must depend
-        only on ``key``. ``size`` is that of the stored file (bytes)."""
+        only on ``key``. ``size`` is the stored file's (bytes)."""
         with self._lock:
             cached = self._this_attempt.get(key) or self._last_attempt.pop(key, None)
             if cached is not None:

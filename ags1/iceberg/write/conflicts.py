@@ -9,7 +9,7 @@
     removed a file     has read it, or may match its rows     both
     deleted rows       has read their file, or may match      both
 
-The rules are those of PyIceberg 0.12 (``pyiceberg.table.update.validate``), with two differences: a
+The rules are as in PyIceberg 0.12 (``pyiceberg.table.update.validate``), with two differences: a
 deletion vector counts for the data file that it names, as in Java, and filters mean what they mean
 in SQL. This module opens no file and does not know catalogs and retries.
 """
@@ -46,7 +46,7 @@ class Read:
     the paths of the data files that may have such rows, in the version that the change was made
     for. ``field_ids`` are the columns that the filter compares there. ``rewrites`` is
     true if some of these files are rewritten: an equality delete that others commit meanwhile would
-    not apply to the new files. The isolation level is that of ``command`` (``isolation_level``)."""
+    not apply to the new files. The isolation level is as in ``command`` (``isolation_level``)."""
 
     row_filter: BooleanExpression
     files: frozenset[str]

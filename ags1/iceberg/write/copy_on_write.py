@@ -60,7 +60,7 @@ def rewrite_without(
 
     Each new file has rows of one old file only. ``committed_sequence_number`` is the last one in
     the catalog: rows of later files have no IDs yet that they could keep. ``write_uuid`` and
-    ``threads`` are those of ``write_rows``. About half a GiB of rows is held in memory. Raises what
+    ``threads`` are as in ``write_rows``. About half a GiB of rows is held in memory. Raises what
     reading and ``write_rows`` raise; then no new file is left.
     """
     schema = schema_with_lineage(view.schema, "set the property write.delete.mode to merge-on-read")

@@ -4,7 +4,7 @@
 
 The layout is that of Java's ``BaseDVFileWriter`` and ``BitmapPositionDeleteIndex``: one blob for
 each data file, nothing compressed, and a bitmap run-length encoded if that is shorter. Offsets in
-the records are those of the plaintext. This follows the Iceberg specification, "Puffin" and
+the records are the plaintext's. This follows the Iceberg specification, "Puffin" and
 "Deletion Vectors". It does not know which rows are deleted.
 """
 

@@ -1,7 +1,7 @@
 """Reads what others have committed to a branch since a snapshot.
 
 It reads manifest lists and manifests, and no data. ``conflicts`` decides whether a change is in
-conflict with it. The exceptions are those of PyIceberg's ``CommitWindow``.
+conflict with it. The exceptions are as in PyIceberg's ``CommitWindow``.
 """
 
 from __future__ import annotations

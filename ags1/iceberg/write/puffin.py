@@ -2,7 +2,7 @@
 
     PFA1 | blob | blob | ... | PFA1 | footer (JSON) | footer length | flags | PFA1
 
-Nothing is compressed. Offsets are those of the plaintext. This follows the Iceberg specification,
+Nothing is compressed. Offsets are the plaintext's. This follows the Iceberg specification,
 "Puffin". This module does not encrypt, and does not know what blobs mean.
 """
 
@@ -26,7 +26,7 @@ class PuffinPayload:
         self._blobs: list[dict[str, Any]] = []
 
     def add(self, payload: bytes, **fields: Any) -> dict[str, Any]:
-        """Add a blob; return its entry in the footer. ``fields`` are those of the entry, with ``_``
+        """Add a blob; return its entry in the footer. ``fields`` are the entry's, with ``_``
         for ``-`` in their names."""
         blob = {name.replace("_", "-"): value for name, value in fields.items()}
         blob |= {"offset": len(self._payload), "length": len(payload)}

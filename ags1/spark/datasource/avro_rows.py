@@ -1,7 +1,7 @@
 """Reads and writes encrypted Avro files as Arrow batches. Needs PyIceberg, which is optional.
 
 ``ags1.columns.avro`` reads the files of any program: it needs an Iceberg schema, which is made from
-the file's own. Knows nothing of wrapped keys and of Spark.
+the file's own. Independent of wrapped keys and of Spark.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads text, CSV, Parquet and Avro inside encrypted files as Arrow batches. Each format tells a
 file's columns and reads the rows of a part of it. Text and CSV are split by lines, Parquet by row
-groups, Avro by its sync markers. Knows nothing of keys and of Spark."""
+groups, Avro by its sync markers. Independent of keys and of Spark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes Arrow batches as encrypted files of several formats.
 
 Text, CSV and Parquet are written through an AGS1 stream, Avro as Iceberg's data files are, which
-any reader of Avro reads. Rows are kept in memory only until they fill a row group. Knows nothing of
+any reader of Avro reads. Rows are kept in memory only until they fill a row group. Independent of
 wrapped keys and of Spark.
 """
 

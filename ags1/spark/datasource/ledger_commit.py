@@ -4,7 +4,7 @@ All files of a write become part of the ledger in one step, or none does.
 The ledger stores them as a pending batch before the first file gets its name, and settles the batch
 after the last one has. If the driver is killed in between, the next job that opens the ledger
 finishes that. A mark in the folder tells that job whether the folder is mounted, as for bulk jobs.
-Knows nothing of Spark.
+Independent of Spark.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The lines of a part of a file, for text and CSV. A line belongs to the part in which it
 begins, so that adjoining parts have each line once. As with Hadoop's readers, a line ends with a
-line feed, a carriage return, or both. Knows nothing of what is in a line."""
+line feed, a carriage return, or both. Independent of what is in a line."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 In a mounted folder a file is staged in a folder inside it, which readers pass over. For another
 storage a task encrypts it to its own disk and uploads it from there: to S3 as an upload that is not
-completed, otherwise among the job's staged files (see ``storage``). Knows nothing of rows.
+completed, otherwise among the job's staged files (see ``storage``). Independent of rows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Spark resolves names by its setting ``spark.sql.caseSensitive``, which it does not tell to Python
 sources. The option ``case-sensitive`` stands for it here, and is ``false`` by default, as the
-setting is. Knows nothing of rows.
+setting is. Independent of rows.
 """
 
 from __future__ import annotations

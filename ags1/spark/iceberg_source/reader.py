@@ -56,7 +56,7 @@ def parse_option_filter(
     options: Mapping[str, str], name: str = "filter", schema: Schema | None = None
 ) -> BooleanExpression:
     """Return the row filter of an option, which is in PyIceberg's grammar; without it, all rows
-    match. If ``schema`` is given, its columns are those of the schema. Raises ValueError."""
+    match. If ``schema`` is given, its columns are the schema's. Raises ValueError."""
     text = options.get(name)
     if not text:
         return AlwaysTrue()

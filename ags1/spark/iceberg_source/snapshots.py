@@ -3,7 +3,7 @@
 The options have Iceberg's names, and only one can be given: ``snapshot-id``, ``branch`` (a branch
 or a tag), and ``as-of-timestamp`` (ms since 1970; the snapshot that was current then). Without any,
 it is the table's current snapshot. This one and the head of a branch have the table's current
-columns, as in Java (``SnapshotUtil``); any other snapshot has its own. Knows nothing of files and
+columns, as in Java (``SnapshotUtil``); any other snapshot has its own. Independent of files and
 of Spark.
 """
 

@@ -81,7 +81,7 @@ def encrypt_files(
     know; ``durable`` syncs files before the ledger has them as done. ``plaintext_hmac`` stores an
     HMAC of each plaintext, for which it is read a second time. ``sidecars`` writes a sidecar
     ``FILE.ags1.keys`` beside each file that is encrypted now, when the ledger has its key; files
-    that are done already get none. ``cores`` are those of the cluster, by default what Spark says.
+    that are done already get none. ``cores`` are the cluster's, by default what Spark says.
     ``progress(done, total)`` is called with bytes of sources.
     ``include`` and ``exclude`` are patterns as in ``.gitignore``: only files that match one of the
     first, if there are any, and none that match one of the second (``jobs.patterns``).
@@ -174,7 +174,7 @@ def verify_files(
 ) -> Summary:
     """Authenticate every block of files whose keys the ledger has; write nothing.
 
-    The arguments and the errors are those of ``decrypt_files``. There are more than eight
+    The arguments and the errors are as in ``decrypt_files``. There are more than eight
     arguments, as there.
     """
     keys = FileKeys.for_opening(kms, frozenset(key_ids))

@@ -7,7 +7,7 @@ way at a time, so that one can be committed, and the next one planned, while the
     cluster            [---- wave 1 ----][----- wave 2 -----------][----- wave 3 ------- ...
 
 The same code serves classic sessions and Spark Connect; ``sessions`` has what differs. The tasks
-travel pickled. Knows nothing of what they do.
+travel pickled. Independent of what they do.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class JobGroup:
     ) -> list[R]:
         """Run a Spark job with a task for each of ``tasks``; return what ``work`` yields, one
         result for each task, in order. ``work`` is pickled. Spark runs a task that fails again, as
-        it is configured. ``costs`` are those of the tasks, for ``cost_done``. Raises the exception
+        it is configured. ``costs`` are the tasks', for ``cost_done``. Raises the exception
         of ours that a task raised, and otherwise TaskFailedError."""
         parts = list(_parts([pickle.dumps(task) for task in tasks], costs))
         if len(parts) == 1:

@@ -57,7 +57,7 @@ def rewrap_ledger(
 
     ``key_ids`` are the master keys to accept, as in ``decrypt_files``. Keys that cannot be
     unwrapped are failures and do not change. Copies of the ledger do not change. ``spark``,
-    ``ledger``, ``durable`` and ``cores`` are those of ``encrypt_files``. Raises KmsError, OSError
+    ``ledger``, ``durable`` and ``cores`` are as in ``encrypt_files``. Raises KmsError, OSError
     (BlockingIOError if a job writes to the ledger, also if it has begun meanwhile: then some keys
     may not be wrapped again), FormatError, and SparkEndedError.
     """

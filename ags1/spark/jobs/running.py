@@ -8,7 +8,7 @@
                      the work, wave after wave (``waves``)
     __exit__         remove what is staged; note the end
 
-``report`` has what became of it. Knows nothing of what is done to a file.
+``report`` has what became of it. Independent of what is done to a file.
 """
 
 from __future__ import annotations

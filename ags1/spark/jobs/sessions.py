@@ -6,7 +6,7 @@ status tracker. A session of Spark Connect is a client of a driver elsewhere, an
 So a Spark job is a query there: a partition for each task, and a function on it (``mapInArrow``).
 A query costs 0.1 to 0.2 s more than a job on an RDD. A client cancels by tags, and learns of
 progress from what the server sends meanwhile, but nothing tells it when cancelled tasks have ended.
-Knows nothing of what is run.
+Independent of what is run.
 """
 
 from __future__ import annotations

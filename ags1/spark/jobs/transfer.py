@@ -2,7 +2,7 @@
 
 Between two descriptors the pump does so without a copy. Otherwise a run of blocks is read, goes
 through a buffer that is used again, and is written, while the next run is read. No plaintext is
-written before its tags are verified. Knows nothing of jobs.
+written before its tags are verified. Independent of jobs.
 """
 
 from __future__ import annotations

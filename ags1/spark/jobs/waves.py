@@ -7,7 +7,7 @@
                      _finish    put together what they wrote, and ``commit``:
                                 rows pending, files named, rows settled
 
-Knows nothing of what is done to a file.
+Independent of what is done to a file.
 """
 
 from __future__ import annotations

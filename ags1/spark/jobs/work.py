@@ -44,7 +44,7 @@ _SIDE_BY_SIDE = 8
 class Result(NamedTuple):
     """The result for a piece. ``staged`` tells the target's storage where the bytes are.
     ``wrapped`` and ``key_id`` are the wrapped key and its id, if the task made a key. Sizes are
-    bytes. ``nonce`` is that of the first block, if the task wrote that. ``error_kind`` is the
+    bytes. ``nonce`` is the first block's, if the task wrote that. ``error_kind`` is the
     exception's name; a piece with an ``error`` and no kind was
     skipped. ``errno`` is that of an OSError."""
 

@@ -63,7 +63,7 @@ def verify_table(
     ``table`` is its name, the location of its metadata.json, or the table if the driver has opened
     it already; then ``options`` need not have its name and its catalog's. ``cores`` are those of
     the cluster, by default what Spark says. The driver reads the manifests. The other arguments and
-    the errors are those of ``ags1.iceberg.verify_table``, and besides KmsConfigurationError for an
+    the errors are as in ``ags1.iceberg.verify_table``, and besides KmsConfigurationError for an
     option that is a secret, and TaskFailedError if tasks fail again and again for a reason other
     than a file.
     """
@@ -96,7 +96,7 @@ def migrate_table(
     ``table`` is its name in the catalog that ``options`` describe; ``catalog`` is that catalog, if
     the driver has opened it already. The next run, on Spark or on one machine, continues one that
     was killed, and does not repeat the files of waves of tasks that had ended. The other arguments
-    and the errors are those of ``EncryptedCatalog.migrate_table``, and besides
+    and the errors are as in ``EncryptedCatalog.migrate_table``, and besides
     KmsConfigurationError for an option that is a secret, and TaskFailedError.
 
     There are more than eight arguments, because each is an option of the migration or of Spark.
@@ -142,7 +142,7 @@ def rekey_table(
     """Rewrite files of a table under fresh keys, in one snapshot; return how many.
 
     ``table`` and ``options`` are as for ``verify_table``, but not a metadata.json, which has no
-    catalog to commit to. The other arguments and the errors are those of ``EncryptedTable.rekey``;
+    catalog to commit to. The other arguments and the errors are as in ``EncryptedTable.rekey``;
     also raises KmsConfigurationError for an option that is a secret, and TaskFailedError.
 
     There are more than eight arguments, because each is an option of the rekeying or of Spark.

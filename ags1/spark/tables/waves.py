@@ -2,7 +2,7 @@
 
 The items come from a walk through a table, so their number is not known in advance. A wave takes
 enough items to keep the cluster busy for a while, and starts the largest first. While a wave runs,
-the next one is gathered. Knows nothing of what the work is.
+the next one is gathered. Independent of what the work is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _InTask(Generic[Item, Result]):
 
 
 class WaveRunner:
-    """Runs the tasks of one job in Spark. ``cores`` are those of the cluster, by default what Spark
+    """Runs the tasks of one job in Spark. ``cores`` are the cluster's, by default what Spark
     says."""
 
     def __init__(self, spark: Any, cores: int | None) -> None:

@@ -39,10 +39,10 @@ cpu._read_quota = lambda: None
 warnings.simplefilter("ignore")
 folder, work = Path(sys.argv[1]), sys.argv[2]
 part, parts = int(sys.argv[3]), int(sys.argv[4])
-# Threads delete files, so that the number of steps is not quite the same each time, nor what is
-# there at each.
-slack = 5 if work == "erase" else 0
-in_order = work not in ("erase", "remove_orphans")
+# Threads write manifests and delete files, so that the number of steps is not quite the same each
+# time, nor what is there at each.
+slack = 5 if work in ("erase", "compact") else 0
+in_order = work not in ("erase", "remove_orphans", "compact")
 live, saved = folder / "live", folder / "saved"
 STEPS = {"open", "link", "unlink", "rename", "fsync", "write", "execute", "commit", "mkdir"}
 

@@ -228,7 +228,7 @@ def test_what_is_noticed_without_pins(
         with pytest.raises(MetadataIntegrityError):
             opened()
         return
-    # Row IDs are those of the manifests, which are authenticated.
+    # Row IDs are the manifests', which are authenticated.
     assert opened().scan(**selected).to_arrow().to_pylist() == honest
     if not folder and attack == "row IDs set back":
         opened().append(rows(2))

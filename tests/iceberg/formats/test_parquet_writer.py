@@ -215,3 +215,21 @@ def test_what_arrow_refuses_is_raised() -> None:
         EncryptedParquetWriter(
             io.BytesIO().write, KeyMetadata.generate(), pa.schema({"a": pa.int64()})
         ).write_table(pa.table({"b": [1]}))
+
+
+def test_arrow_gets_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes an unencrypted file, to memory."""
+    made: list[tuple[Any, ...]] = []
+
+    class Noted(pq.ParquetWriter):
+        def __init__(self, where: Any, schema: pa.Schema, **options: Any) -> None:
+            made.append((where, options))
+            super().__init__(where, schema, **options)
+
+    monkeypatch.setattr(pq, "ParquetWriter", Noted)
+    rows, km = table(250), KeyMetadata.generate()
+    written(rows, km, row_group_size=100)
+    assert len(made) == 3
+    for where, options in made:
+        assert "encryption_properties" not in options
+        assert pq.read_table(io.BytesIO(where.data)).num_rows in (100, 50)

@@ -80,7 +80,7 @@ def check_table(
 
     ``level`` is ``"quick"`` (metadata.json and the catalog; needs no key), ``"default"`` (also
     manifests, folders and the lengths of all files) or ``"full"`` (every byte of every file). The
-    other arguments are those of ``verify_table``; they are not used by a quick check. A file that
+    other arguments are as in ``verify_table``; they are not used by a quick check. A file that
     is not encrypted is an error, wherever in the table or its folders it is. If the KMS cannot be
     used, the quick checks are done, and ``left_out`` of the result names the others.
     """
@@ -118,9 +118,10 @@ def verify_table(
     one of its. If ``executor`` is given, it checks the data files, and this process reads only
     manifests and manifest lists.
 
-    The result has what is wrong with the table. Raises NotEncryptedError for a table that is not
-    encrypted, KmsUnavailableError, KmsAccessDeniedError and KmsConfigurationError: without the KMS,
-    nothing can be verified.
+    The result has what is wrong with the table. Its ``ok`` is about the encrypted files: those that
+    are not encrypted, although the format allows them, do not count. Raises NotEncryptedError for a
+    table that is not encrypted, KmsUnavailableError, KmsAccessDeniedError and
+    KmsConfigurationError: without the KMS, nothing can be verified.
 
     If others have committed meanwhile, a file that is missing is not reported if the newest version
     does not need it, nor an orphan that it has. If the current snapshot has expired meanwhile, the
@@ -140,7 +141,8 @@ def verify_table(
             file=table.metadata_location,
         )
     run = _Run(Level.FULL, threads, progress, require_encrypted, list_folders, clock_ms)
-    return replace(run, executor=executor, maintains=False).deep(table)
+    result = replace(run, executor=executor, maintains=False).deep(table)
+    return replace(result, plaintext_counts=False)
 
 
 @dataclass(frozen=True, slots=True)

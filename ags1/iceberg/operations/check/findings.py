@@ -192,11 +192,15 @@ class TableCheck(Shown):
     seconds: float = field(default=0.0, compare=False)
     findings: tuple[Finding, ...] = ()
     finding_counts: Mapping[str, int] = field(default_factory=dict)
+    plaintext_counts: bool = field(default=True, compare=False)
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error."""
-        return not self.count(Severity.ERROR)
+        """Whether there is no error. If ``plaintext_counts`` is false, the files that are not
+        encrypted, although the format allows them, do not count."""
+        ignored = () if self.plaintext_counts else PLAINTEXT_KINDS
+        kinds = self.finding_counts.keys() - set(ignored)
+        return not any(SEVERITIES[kind] is Severity.ERROR for kind in kinds)
 
     @property
     def bytes_per_second(self) -> float:
@@ -210,7 +214,8 @@ class TableCheck(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a dict for JSON."""
         lists = ("keks", "branches", "left_out")
-        shown = [f.name for f in fields(self) if f.name not in (*lists, "findings")]
+        hidden = (*lists, "findings", "plaintext_counts")
+        shown = [f.name for f in fields(self) if f.name not in hidden]
         return {
             "ok": self.ok,
             **{name: getattr(self, name) for name in shown},

@@ -98,10 +98,10 @@ public final class PrivateFile {
     throw new IOException("the descriptor of an open file is not in " + DESCRIPTORS);
   }
 
-  private static boolean isAt(Path descriptor, long position) throws IOException {
+  private static boolean isAt(Path descriptor, long position) {
     try {
       return Files.readString(descriptor).startsWith("pos:\t" + position + "\n");
-    } catch (NoSuchFileException closed) { // by another thread
+    } catch (IOException closed) { // by another thread, before this file was opened or read
       return false;
     }
   }
