@@ -19,6 +19,7 @@ from .errors import NotEncryptedError
 from .files.fsspec.options import KeyOptions
 from .files.sidecars import OldKeys, check_link, publish_pair
 from .host.atomic import StagedFile
+from .host.regular_file import regular_file
 from .iceberg.formats.parquet_view import PlainParquet
 from .iceberg.formats.parquet_writer import EncryptedParquetWriter
 from .keys.keychain import FILE_KEY_SIZE
@@ -87,7 +88,8 @@ def open(
     if key_metadata is None:
         keychain = KeyOptions(storage_options or {}).keychain()
         key_metadata = keychain.open(sidecar_beside(name), name)
-    source, _ = open_source(name)
+    with regular_file(name) as stored:
+        source, _ = open_source(stored)
     try:
         if bytes(source.fetch(0, 4, memoryview(bytearray(4)))) != _MAGIC:
             raise NotEncryptedError("this is not an encrypted Parquet file", file=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,4 +104,12 @@ def test_another_file_is_refused(
         parquet.open(path, storage_options=options)
     pq.write_table(ROWS, path)
     with pytest.raises(NotEncryptedError):
+        parquet.open(path, km)
+
+
+def test_a_pipe_is_refused_at_once(written: tuple[Path, KeyMetadata]) -> None:
+    path, km = written
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="Not a regular file"):
         parquet.open(path, km)

@@ -377,7 +377,9 @@ class _Window:
 
     def _read(self, start: int, size: int) -> memoryview:
         if self._scratch is None:
-            return self._source.fetch(start, size, memoryview(b""))
+            # What is far may come in pieces, which are put together.
+            pieces = bytearray(size if self._source.far else 0)
+            return self._source.fetch(start, size, memoryview(pieces))
         # The end of what is there is the beginning of what is wanted.
         kept = self._data[start - self._start :]
         if size > len(self._scratch):
