@@ -1,4 +1,4 @@
-"""Encrypted Parquet files outside tables, as pyarrow, parquet-java and Spark read and write them.
+"""Encrypted Parquet files outside tables, as pyarrow and parquet-java read and write them.
 
 Each file has a key of its own, which is wrapped and kept beside the file in a sidecar, or given to
 the caller. ``open`` shows the plaintext: pyarrow, pandas, Polars and DuckDB read it with their own

@@ -312,28 +312,46 @@ class PlainParquet(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with memoryview(buffer).cast("B") as view:
-            data = self.pread(self._position, len(view))
+            data = self.read(len(view))
             view[: len(data)] = data
-        self._position += len(data)
         return len(data)
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self.size - self._position)
+        data = self.pread(self._position, left if size is None or size < 0 else size)
+        self._position += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return bytes of the plaintext, fewer at its end. Raises ValueError if it is closed,
         AuthenticationError, FormatError and TruncatedError."""
+        out = bytearray(max(0, min(size, self.size - offset)))
+        self._show(memoryview(out), offset)
+        return bytes(out)
+
+    def _show(self, out: memoryview, offset: int) -> None:
+        """Write the plaintext from ``offset`` on into ``out``, which is zero."""
         if self.closed:
             raise ValueError("I/O operation on closed file")
-        end = min(offset + size, self.size)
-        out = memoryview(bytearray(max(0, end - offset)))
         self._view.prepare(out, offset)
+        end = offset + len(out)
+        whole: list[Part] = []
         number = max(0, bisect.bisect_right(self._starts, offset) - 1)
         for part in self._sections[number:]:
             if part.start >= end:
                 break
             first, last = max(part.start, offset), min(part.end, end)
-            if first < last:
+            # What is wanted as a whole is not held: it is seldom wanted twice.
+            if isinstance(part, Part) and (first, last) == (part.start, part.end):
+                whole.append(part)
+            elif first < last:
                 data = self._read(part)
                 out[first - offset : last - offset] = data[first - part.start : last - part.start]
-        return bytes(out)
+        if whole:
+            self._view.fill(out, whole, offset)
 
     def _read(self, part: Part | Index) -> memoryview:
         with self._lock:
