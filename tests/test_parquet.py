@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import fsspec
 import pandas
 import polars
 import pyarrow as pa
@@ -16,8 +17,11 @@ import pytest
 from pyarrow.parquet.encryption import create_decryption_properties, create_encryption_properties
 
 from ags1 import KeyMetadata, parquet
+from ags1.arrow import filesystem
+from ags1.duckdb import connect
 from ags1.errors import AuthenticationError, NoKeyError, NotEncryptedError, TruncatedError
 from ags1.kms.local import create_key
+from ags1.polars import scan_parquet
 
 ROWS = pa.table(
     {
@@ -113,3 +117,22 @@ def test_a_pipe_is_refused_at_once(written: tuple[Path, KeyMetadata]) -> None:
     os.mkfifo(path)
     with pytest.raises(OSError, match="Not a regular file"):
         parquet.open(path, km)
+
+
+def test_ags1_urls_name_it(written: tuple[Path, KeyMetadata], options: dict[str, Any]) -> None:
+    path, _ = written
+    url = f"ags1::file://{path}"
+    n = sum(range(5000))
+    assert pandas.read_parquet(url, storage_options=options, columns=["n"])["n"].sum() == n
+    assert scan_parquet(path, storage_options=options).select("n").sum().collect().item() == n
+    with connect(storage_options=options) as connection:
+        found = connection.sql(f"SELECT sum(n), count(text) FROM read_parquet('{url}')").fetchall()
+    assert found == [(n, 4000)]
+    assert pq.read_table(str(path), filesystem=filesystem(**options)).equals(ROWS)
+    files = fsspec.filesystem("ags1", target_protocol="file", **options)
+    with files.open(str(path), "rb") as file:
+        assert files.info(str(path))["size"] == file.size
+    pq.write_table(ROWS, path)
+    with pytest.raises(FileNotFoundError):
+        files.open(str(path), "rb")
+    assert not files.exists(str(path))

@@ -21,7 +21,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.key_metadata import KeyMetadata
 from ...engine.source import MemorySource, Source
@@ -36,6 +36,9 @@ from .parquet_fields import (
 )
 from .parquet_modules import INDEXES, Chunk, ModuleType, ParquetSource, chunks, parsing
 from .thrift import PLACE, STRUCT, Kept, Struct, parse, value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _KEPT: Kept = {
     FileMetaData.SCHEMA: {SchemaElement.NAME: None, SchemaElement.NUM_CHILDREN: None},
@@ -312,9 +315,10 @@ class PlainParquet(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with memoryview(buffer).cast("B") as view:
-            data = self.read(len(view))
-            view[: len(data)] = data
-        return len(data)
+            size = max(0, min(len(view), self.size - self._position))
+            self._show(view[:size], self._position)
+        self._position += size
+        return size
 
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self.size - self._position)
@@ -325,6 +329,15 @@ class PlainParquet(io.RawIOBase):
     def readall(self) -> bytes:
         return self.read()
 
+    def read_buffer(self, nbytes: int | None = None, /) -> pa.Buffer:
+        """Read as ``read``, into memory of Arrow's pool. ``pyarrow.PythonFile`` calls it."""
+        import pyarrow as pa
+
+        left = max(0, self.size - self._position)
+        buffer = pa.allocate_buffer(left if nbytes is None or nbytes < 0 else min(nbytes, left))
+        self.readinto(buffer)
+        return buffer
+
     def pread(self, offset: int, size: int) -> bytes:
         """Return bytes of the plaintext, fewer at its end. Raises ValueError if it is closed,
         AuthenticationError, FormatError and TruncatedError."""
@@ -333,23 +346,27 @@ class PlainParquet(io.RawIOBase):
         return bytes(out)
 
     def _show(self, out: memoryview, offset: int) -> None:
-        """Write the plaintext from ``offset`` on into ``out``, which is zero."""
+        """Write the plaintext from ``offset`` on into ``out``. What belongs to no part is zero."""
         if self.closed:
             raise ValueError("I/O operation on closed file")
-        self._view.prepare(out, offset)
-        end = offset + len(out)
+        at, end = offset, offset + len(out)
         whole: list[Part] = []
         number = max(0, bisect.bisect_right(self._starts, offset) - 1)
         for part in self._sections[number:]:
             if part.start >= end:
                 break
             first, last = max(part.start, offset), min(part.end, end)
+            if first > at:
+                out[at - offset : first - offset] = bytes(first - at)
+            at = max(at, last)
             # What is wanted as a whole is not held: it is seldom wanted twice.
             if isinstance(part, Part) and (first, last) == (part.start, part.end):
                 whole.append(part)
             elif first < last:
                 data = self._read(part)
                 out[first - offset : last - offset] = data[first - part.start : last - part.start]
+        out[at - offset :] = bytes(end - at)
+        self._view.prepare(out, offset)
         if whole:
             self._view.fill(out, whole, offset)
 
