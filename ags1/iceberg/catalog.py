@@ -51,6 +51,7 @@ from .commit.session import open_version
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate
 from .operations.expire import expire_all
+from .operations.expire_snapshots import Expiry
 from .pyiceberg.arrow import iceberg_schema
 from .pyiceberg.catalogs import configured_properties, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
@@ -105,12 +106,20 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     if properties.get(PY_CATALOG_IMPL) == _THIS_IMPL:
         # PyIceberg has called us, and now loads the catalog that the others name.
         del properties[PY_CATALOG_IMPL]
+    return catalog_with(None, name, properties)
+
+
+def catalog_with(
+    kms: KmsClient | None, name: str | None, properties: Mapping[str, str | None]
+) -> EncryptedCatalog:
+    """Return the catalog as ``load_catalog`` does, but with the client ``kms`` unless that is
+    None. Closing the catalog does not close this client."""
     configured = configured_properties(name, properties)
     rules = catalog_rules(configured)
     inner = load_plain_catalog(name, **properties)
-    has_kms = names_kms(configured)
+    owns_kms = kms is None and names_kms(configured)
     return EncryptedCatalog(
-        inner, from_properties(configured) if has_kms else None, owns_kms=has_kms, **rules
+        inner, from_properties(configured) if owns_kms else kms, owns_kms=owns_kms, **rules
     )
 
 
@@ -527,17 +536,28 @@ class EncryptedCatalog(DelegatingCatalog):
             {"metadata": table.metadata, "metadata-location": table.metadata_location}
         )
 
-    def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table and delete its files. Files that its metadata does not reach stay, for
-        example those of failed commits, and so do files outside its folders. Raises
-        ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
-        both cases nothing is dropped. Raises OSError if the catalog fails, or if files are left."""
+    def purge_table(  # type: ignore[override]  # PyIceberg's returns nothing
+        self, identifier: str | Identifier, *, dry_run: bool = False
+    ) -> Expiry | None:
+        """Drop a table and delete its files; return what was deleted, or None for an unencrypted
+        table. Files that its metadata does not reach stay, for example those of failed commits, and
+        so do files outside its folders. If ``dry_run`` is true, nothing is dropped.
+
+        Raises ValidationException if ``gc.enabled`` is not true, and what reading the table raises.
+        In both cases nothing is dropped. Raises OSError if the catalog fails, or if files are left,
+        and NotEncryptedError for a dry run of an unencrypted table."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
+            if dry_run:
+                raise NotEncryptedError("PyIceberg has no dry run for an unencrypted table")
             self.inner.purge_table(identifier)
-            return
+            return None
         folders = table.folders
-        files = expire_all(table.view().metadata).find_files(table.files, folders)
+        plan = expire_all(table.view().metadata)
+        files = plan.find_files(table.files, folders)
+        done = Expiry(plan.snapshot_ids, plan.refs, files)
+        if dry_run:
+            return done
         output = table.output()
         location = table.location()
         try:
@@ -558,6 +578,7 @@ class EncryptedCatalog(DelegatingCatalog):
                 f"the table is dropped, but {len(failed)} of its files in {location} could not be "
                 f"deleted, such as {failed[0]}: delete them by hand"
             )
+        return done
 
     def migrate_table(
         self,
