@@ -48,6 +48,7 @@ from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.hive import hive_client, hive_table, hive_table_lock
 from ..spec.column_types import parse_schema
+from ..spec.properties import number_in
 from ..storage.trust import (
     ICEBERG,
     METADATA_HASH,
@@ -300,7 +301,7 @@ class HiveCommits(FileCommits):
 
     def _exposed(self, metadata: Mapping[str, Any], parameters: dict[str, str]) -> dict[str, str]:
         """Return what Hive shows of the metadata. Remove the old values from ``parameters``."""
-        max_size = int(self.catalog.properties.get(_MAX_SIZE, _DEFAULT_MAX_SIZE))
+        max_size = number_in(self.catalog.properties, _MAX_SIZE, _DEFAULT_MAX_SIZE)
         for name in _EXPOSED:
             parameters.pop(name, None)
         exposed = {"current-schema": _printed(_current(metadata, "schemas", "schema-id"))}

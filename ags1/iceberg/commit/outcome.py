@@ -15,6 +15,9 @@ from typing import Any
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.typedef import Identifier
 
+from ...errors import ArgumentError
+from ..spec.properties import number_in
+
 _log = logging.getLogger(__name__)
 
 # Some catalogs answer with a stack trace. This is how many characters of its first line are shown.
@@ -105,6 +108,7 @@ def _ask_until_known(ask: Callable[[], bool | None], properties: Mapping[str, An
 
 def _setting(properties: Mapping[str, Any], name: str, default: int, most: int) -> int:
     try:
-        return min(max(0, int(properties.get(name, default))), most)
-    except ValueError:
+        return min(max(0, number_in(properties, name, default)), most)
+    except ArgumentError:
+        # The request was sent, so the catalog has to be asked.
         return default
