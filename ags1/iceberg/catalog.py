@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import PY_CATALOG_IMPL, Catalog
@@ -143,6 +143,17 @@ def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
             f"not {required!r}"
         )
     return {"key_ids": list(filter(None, key_ids)), "require_encrypted": required == "true"}
+
+
+class NewTable(NamedTuple):
+    """What is asked of a new table: the arguments of ``create_table``, in PyIceberg's order."""
+
+    identifier: str | Identifier
+    schema: Schema | pa.Schema
+    location: str | None
+    partition_spec: PartitionSpec
+    sort_order: SortOrder
+    properties: Properties
 
 
 class EncryptedCatalog(DelegatingCatalog):
@@ -306,15 +317,16 @@ class EncryptedCatalog(DelegatingCatalog):
         table if this catalog requires encryption; NotImplementedError if the catalog does not keep
         keys.
         """
-        # The parameters of all three methods below, in PyIceberg's order.
-        wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        wanted = NewTable(
+            identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        )
         if not self._is_encrypted(properties, location):
             self.connection.forget(identifier)
             table = self.inner.create_table(*wanted)
             self._warn_of_plain(identifier)
             table.catalog = self
             return table
-        place, updates = self._new_table(*wanted)
+        place, updates = self._new_table(wanted)
         return self._created(identifier, place, updates, TableOutput(place.io(self.inner)))
 
     def create_table_if_not_exists(
@@ -341,15 +353,16 @@ class EncryptedCatalog(DelegatingCatalog):
         properties: Properties = EMPTY_DICT,
     ) -> EncryptedCreateTransaction | Any:
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
-        # The parameters of both methods below, in PyIceberg's order.
-        wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        wanted = NewTable(
+            identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        )
         if not self._is_encrypted(properties, location):
             self.connection.forget(identifier)
             plain = self.inner.create_table_transaction(*wanted)
             self._warn_of_plain(identifier)
             transaction_table(plain).catalog = self
             return plain
-        place, updates = self._new_table(*wanted)
+        place, updates = self._new_table(wanted)
         metadata = apply_updates(None, updates, now_ms=now_ms())
         name = Catalog.identifier_to_tuple(identifier)
         base = Base(name, metadata, "", Trust(metadata["properties"][TABLE_KEY_ID]))
@@ -401,18 +414,10 @@ class EncryptedCatalog(DelegatingCatalog):
                 stacklevel=3,
             )
 
-    def _new_table(
-        self,
-        identifier: str | Identifier,
-        schema: Schema | pa.Schema,
-        location: str | None,
-        partition_spec: PartitionSpec,
-        sort_order: SortOrder,
-        properties: Properties,
-    ) -> tuple[NewLocation, list[dict[str, Any]]]:
+    def _new_table(self, wanted: NewTable) -> tuple[NewLocation, list[dict[str, Any]]]:
         """Return where a new encrypted table will be, and the updates that create it."""
         # As PyIceberg does: numbers become text, and other values that are not text are refused.
-        properties = SetPropertiesUpdate(updates=properties).updates
+        properties = SetPropertiesUpdate(updates=wanted.properties).updates
         properties = {"format-version": "3", **properties}
         key_id = properties[TABLE_KEY_ID]
         if self.key_ids and key_id not in self.key_ids:
@@ -426,10 +431,10 @@ class EncryptedCatalog(DelegatingCatalog):
         commits = self.commits()
         # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
         KeyEncryptionKey.generate(kms, key_id, key_size=key_size, timestamp_ms=now_ms())
-        converted = iceberg_schema(schema)
-        place = commits.new_location(identifier, location, converted, properties)
+        schema = iceberg_schema(wanted.schema)
+        place = commits.new_location(wanted.identifier, wanted.location, schema, properties)
         return place, new_table_updates(
-            converted, partition_spec, sort_order, place.location, properties
+            schema, wanted.partition_spec, wanted.sort_order, place.location, properties
         )
 
     def _created(
