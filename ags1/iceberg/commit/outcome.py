@@ -1,7 +1,7 @@
 """What became of a commit whose answer was lost: the catalog is asked until it is known.
 
 Follows Java's ``BaseMetastoreTableOperations.checkCommitStatus``. If it stays unknown, no file of
-the commit may be deleted, because the table may refer to it. CommitStateUnknownException says so.
+the commit may be deleted: see ``docs/design/0002-unknown-outcome.md``.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@ A commit is one UPDATE of the table's row. Its WHERE clause names the base's met
 it changes no row if another commit was first. Follows PyIceberg's ``SqlCatalog`` and Java's
 ``JdbcTableOperations``.
 
-**What is trusted.** The same transaction sets the table's pins: the ID of its master key, and the
-location and SHA-256 of the new metadata.json. ``read`` requires that the metadata agrees with
-them. Other writers do not know the pins. After their commits, the pins confirm only the master
-key's ID, until our next commit. The changed row is locked until the transaction ends, so two
-commits do not mix their pins.
+The same transaction sets the table's pins, and ``read`` requires that the metadata agrees with
+them: see ``docs/design/0001-pins.md``.
 """
 
 from __future__ import annotations
