@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.typedef import Properties
 
 from ...keys.cache import KekCache
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager
@@ -25,6 +24,7 @@ from ..read.metadata import parse_metadata
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
+from ..storage.trust import Pins
 from ..write.view import TableView
 from .base import Base
 from .commits import Commits
@@ -127,11 +127,12 @@ class TableSession(BuiltTable):
         write to the storage may have changed it."""
         return self.version.base.trust.confirms_metadata
 
-    def pins(self) -> Properties:
-        """Return what the table's catalog keeps now to confirm metadata.json: see
-        ``Commits.pins``."""
+    def pins(self) -> Pins:
+        """Return what the table's catalog keeps now to confirm metadata.json. Raises
+        NoSuchTableError."""
         connection: Commits | None = getattr(self.catalog, "connection", None)
-        return {} if connection is None else connection.pins(self._identifier)
+        parameters = {} if connection is None else connection.pins(self._identifier)
+        return Pins.of(parameters, self.metadata_location)
 
     @property
     def files(self) -> TableFiles:
