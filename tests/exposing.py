@@ -12,7 +12,7 @@ from ags1 import KeyMetadata
 from ags1.iceberg import EncryptedTable
 from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.read.snapshots import EncryptedManifest
-from ags1.iceberg.steps import Staged, Step
+from ags1.iceberg.steps import CommitRequest, Step
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write import manifests as writing
 from ags1.iceberg.write import snapshot as producing
@@ -38,7 +38,7 @@ class _RewriteManifests(Step):
         self._chosen = chosen
         self._producer = producing.SnapshotProducer(output)
 
-    def stage(self, view: TableView) -> Staged:
+    def stage(self, view: TableView) -> CommitRequest:
         locations = view.locations
         records = []
         for number, manifest in enumerate(view.manifests):

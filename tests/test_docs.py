@@ -281,8 +281,12 @@ def aws(home: Home) -> Iterator[str]:
         yield endpoint
 
 
-def test_every_test_that_security_names_exists() -> None:
-    text = (PROJECT / "SECURITY.md").read_text()
+DESIGN = [str(path.relative_to(PROJECT)) for path in sorted(PROJECT.glob("docs/design/*.md"))]
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", *DESIGN])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    text = (PROJECT / page).read_text()
     named = re.findall(r"`(?:((?:\w+/)*test_\w+\.py)(?:::)?)?(test_\w+)?`", text)
     here = ""
     count = 0
@@ -292,7 +296,15 @@ def test_every_test_that_security_names_exists() -> None:
             source = (TESTS / here).read_text()
             assert not test or f"def {test}(" in source, f"{here}::{test}"
             count += 1
-    assert count > 20
+    assert count > (20 if page == "SECURITY.md" else 0)
+
+
+def test_a_module_leads_to_each_page_on_the_design() -> None:
+    modules = [*PROJECT.glob("ags1/**/*.py"), TESTS / "test_rules.py"]
+    named = {
+        page for path in modules for page in re.findall(r"docs/design/\S+?\.md", path.read_text())
+    }
+    assert named == set(DESIGN)
 
 
 def test_every_line_of_the_threat_model_names_a_test() -> None:

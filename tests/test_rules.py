@@ -1,4 +1,5 @@
-"""What Python makes of the rows of ``vectors/rules``. For Java, see ``interop/test_rules.py``."""
+"""What Python makes of the rows of ``vectors/rules``. For Java, see ``interop/test_rules.py``, and
+for the reason ``docs/design/0010-rules-in-two-languages.md``."""
 
 from __future__ import annotations
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from conftest import FIRST, RunPython
 
-from ags1.iceberg import distributed
+from ags1.iceberg import command_line, distributed
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -31,7 +32,7 @@ WITH_MANY_OPTIONS = {
     "spark/jobs/__init__.py": {"decrypt_files", "encrypt_files", "verify_files"},
     "spark/tables/__init__.py": {"migrate_table", "rekey_table"},
 }
-NAMES_FOR_SPARK = 20
+NAMES_OF_A_DOOR = 20
 # Tests of ags1 as a whole beside other implementations.
 OTHER_FOLDERS = {"interop", "peers"}
 
@@ -60,18 +61,19 @@ def test_no_function_is_too_long_or_takes_too_much() -> None:
         assert found == many, path
 
 
-def test_the_door_between_spark_and_tables_is_narrow() -> None:
-    """The linter lets ags1.spark import this module of ags1.iceberg alone."""
+@pytest.mark.parametrize(("package", "door"), [("cli", command_line), ("spark", distributed)])
+def test_the_door_to_tables_is_narrow(package: str, door: ModuleType) -> None:
+    """The linter lets each package import one module of ags1.iceberg."""
     names: set[str] = set()
-    for path in (ROOT / "ags1" / "spark").rglob("*.py"):
+    for path in (ROOT / "ags1" / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "iceberg.distributed":
+            if isinstance(node, ast.ImportFrom) and f"ags1.{node.module}" == door.__name__:
                 names.update(name.name for name in node.names)
             elif isinstance(node, ast.ImportFrom) and "iceberg" in (node.module or "").split("."):
                 pytest.fail(f"{path} imports {node.module}")
     assert len(names) > 15
-    assert names == set(distributed.__all__)
-    assert len(names) <= NAMES_FOR_SPARK
+    assert names == set(door.__all__)
+    assert len(names) <= NAMES_OF_A_DOOR
 
 
 def test_the_tests_folders_are_those_of_the_packages() -> None:

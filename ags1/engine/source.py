@@ -51,6 +51,10 @@ class Source(Protocol):
         return
 
 
+def _closed(offset: int, size: int) -> bytes:
+    raise ValueError("I/O operation on closed file")
+
+
 def _cut(got: int, offset: int, size: int) -> TruncatedError:
     return TruncatedError(
         f"the file ends at byte {offset + got}, and {size} bytes from byte {offset} are needed: it "
@@ -87,41 +91,13 @@ class PathSource(Source):
         self._file = None
 
 
-class MemorySource(Source):
-    """What an ``io.BytesIO`` holds from its position on, whatever is done to it later. Its memory
-    is used without a copy: if the caller writes to it meanwhile, ``io.BytesIO`` takes new memory.
-    """
-
-    random_access = True
-
-    def __init__(self, file: io.BytesIO) -> None:
-        self._data: bytes | None = file.getvalue()
-        self._base = file.tell()
-        self.size: int | None = max(len(self._data) - self._base, 0)
-
-    def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
-        data, begin = self._data, self._base + offset
-        if data is None:
-            raise ValueError("I/O operation on closed file")
-        # A view for each call: without the GIL, a view does not survive that two threads slice it
-        # at once.
-        view = memoryview(data)[begin : begin + size]
-        if view.nbytes < size:
-            raise _cut(view.nbytes, offset, size)
-        return view
-
-    def close(self) -> None:
-        self._data = None
-
-
 class RangedSource(Source):
-    """A caller's object with a thread-safe ``pread(offset, size)``, which is called again if it
-    returns fewer bytes. If it returns none, the source has ended. The encrypted file begins at byte
-    ``base``. ``size`` (bytes) is used if there is one: an attribute, or a method without arguments.
-    """
+    """Memory, or a caller's object, with a thread-safe ``pread(offset, size)``, which is called
+    again if it returns fewer bytes. If it returns none, the source has ended. The encrypted file
+    begins at byte ``base``. ``size`` (bytes) is used if there is one: an attribute, or a method
+    without arguments."""
 
     random_access = True
-    far = True
 
     def __init__(
         self,
@@ -129,12 +105,15 @@ class RangedSource(Source):
         size: object,
         base: int = 0,
         check: Callable[[], None] | None = None,
+        *,
+        far: bool = True,
     ) -> None:
+        self.far = far
         self._pread = pread
         self._base = base
         self._check = check
         size = size() if callable(size) else size
-        self.size: int | None = size - base if isinstance(size, int) else None
+        self.size: int | None = max(size - base, 0) if isinstance(size, int) else None
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         done = 0
@@ -154,6 +133,9 @@ class RangedSource(Source):
     def check_unchanged(self) -> None:
         if self._check is not None:
             self._check()
+
+    def close(self) -> None:
+        self._pread = _closed
 
 
 class SeekableSource(Source):
@@ -254,7 +236,14 @@ def open_source(file: Any) -> tuple[Source, str | None]:
     name = getattr(file, "name", None)
     name = name if isinstance(name, str) else None
     if type(file) is io.BytesIO:
-        return MemorySource(file), name
+        # What it holds now, whatever is done to it later: if the caller writes to it meanwhile, it
+        # takes new memory. A view for each call: without the GIL, a view does not survive that two
+        # threads slice it at once.
+        data = file.getvalue()
+        base = file.tell()
+        return RangedSource(
+            lambda at, n: memoryview(data)[at : at + n], len(data), base, far=False
+        ), name
     if hasattr(file, "pread"):
         check = getattr(file, "check_unchanged", None)
         return RangedSource(file.pread, getattr(file, "size", None), check=check), name

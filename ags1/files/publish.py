@@ -1,33 +1,11 @@
 """The one table of steps for an encrypted file and its key, in any storage.
 
 A file and its key cannot change in one step. So its keystore gets the new key before the file has
-its name, and gives the old key up afterwards. ``STEPS``, and what opens if a file is replaced:
-
-    ==================  =======================  ======================  ======================
-    After this step     The file's name has      The keystore has        What can be decrypted
-    ==================  =======================  ======================  ======================
-    (the run starts)    the old file             the old key             the old file
-    ADDED               the old file             the old and the new     the old file
-    PUT                 the new file             the old and the new     the new file
-    RETIRED             the new file             the new key             the new file
-    ==================  =======================  ======================  ======================
-
-A run that is killed leaves the state of one of these lines. A run that fails before the file has
-its name takes its key back; if it fails later, the file stays, and so does its key. The other
-beginnings:
-
-    ==================================  =========================================================
-    What is there at the start          What is different
-    ==================================  =========================================================
-    no file, no key                     After ADDED there is a key without a file; nothing is to
-                                        be retired.
-    a file without a key, or with       Nothing opens the old file, not even at the start. The
-    damaged ones                        keystore never has an old key.
-    keys without a file                 They stay, because what they open may only have been
-                                        moved (``OldKeys.KEEP``).
-    ==================================  =========================================================
-
-Independent of storages, of what a file holds, and of keys that are not wrapped.
+its name, and gives the old key up afterwards. ``docs/design/0004-pairs.md`` has ``STEPS``, with
+what can be decrypted after each of them. A run that is killed leaves the state of one of its lines.
+A run that fails before the file has its name takes its key back; if it fails later, the file stays,
+and so does its key. Independent of storages, of what a file holds, and of keys that are not
+wrapped.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ thread of the parent held stays locked in the child. Two classes, for two kinds 
                      locks, queues and pools, also where a signal handler may interrupt the call.
     OncePerProcess   is made by one thread while the others wait. For what is expensive or secret:
                      connections, unwrapped keys. The child forgets the parent's.
+
+``docs/design/0003-forks-and-nonces.md`` says what a child may do with its parent's keys.
 """
 
 from __future__ import annotations

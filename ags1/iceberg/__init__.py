@@ -14,6 +14,7 @@ from .operations.catalog_jobs import MigrationResult
 from .operations.check import check_table, verify_table
 from .operations.check.findings import TableCheck
 from .operations.compact import Compacted
+from .operations.delete_rows import RowsDeleted
 from .operations.erase import Erasure
 from .operations.expire_snapshots import Expiry
 from .operations.orphans import OrphanFiles
@@ -42,6 +43,7 @@ __all__ = [
     "OrphanFiles",
     "PlainTableWarning",
     "Rekeyed",
+    "RowsDeleted",
     "TableCheck",
     "TableFiles",
     "VariantType",

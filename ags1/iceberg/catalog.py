@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import PY_CATALOG_IMPL, Catalog
@@ -51,6 +51,7 @@ from .commit.session import open_version
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate
 from .operations.expire import expire_all
+from .operations.expire_snapshots import Expiry
 from .pyiceberg.arrow import iceberg_schema
 from .pyiceberg.catalogs import configured_properties, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
@@ -105,12 +106,20 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     if properties.get(PY_CATALOG_IMPL) == _THIS_IMPL:
         # PyIceberg has called us, and now loads the catalog that the others name.
         del properties[PY_CATALOG_IMPL]
+    return catalog_with(None, name, properties)
+
+
+def catalog_with(
+    kms: KmsClient | None, name: str | None, properties: Mapping[str, str | None]
+) -> EncryptedCatalog:
+    """Return the catalog as ``load_catalog`` does, but with the client ``kms`` unless that is
+    None. Closing the catalog does not close this client."""
     configured = configured_properties(name, properties)
     rules = catalog_rules(configured)
     inner = load_plain_catalog(name, **properties)
-    has_kms = names_kms(configured)
+    owns_kms = kms is None and names_kms(configured)
     return EncryptedCatalog(
-        inner, from_properties(configured) if has_kms else None, owns_kms=has_kms, **rules
+        inner, from_properties(configured) if owns_kms else kms, owns_kms=owns_kms, **rules
     )
 
 
@@ -134,6 +143,17 @@ def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
             f"not {required!r}"
         )
     return {"key_ids": list(filter(None, key_ids)), "require_encrypted": required == "true"}
+
+
+class NewTable(NamedTuple):
+    """What is asked of a new table: the arguments of ``create_table``, in PyIceberg's order."""
+
+    identifier: str | Identifier
+    schema: Schema | pa.Schema
+    location: str | None
+    partition_spec: PartitionSpec
+    sort_order: SortOrder
+    properties: Properties
 
 
 class EncryptedCatalog(DelegatingCatalog):
@@ -297,15 +317,16 @@ class EncryptedCatalog(DelegatingCatalog):
         table if this catalog requires encryption; NotImplementedError if the catalog does not keep
         keys.
         """
-        # The parameters of all three methods below, in PyIceberg's order.
-        wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        wanted = NewTable(
+            identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        )
         if not self._is_encrypted(properties, location):
             self.connection.forget(identifier)
             table = self.inner.create_table(*wanted)
             self._warn_of_plain(identifier)
             table.catalog = self
             return table
-        place, updates = self._new_table(*wanted)
+        place, updates = self._new_table(wanted)
         return self._created(identifier, place, updates, TableOutput(place.io(self.inner)))
 
     def create_table_if_not_exists(
@@ -332,15 +353,16 @@ class EncryptedCatalog(DelegatingCatalog):
         properties: Properties = EMPTY_DICT,
     ) -> EncryptedCreateTransaction | Any:
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
-        # The parameters of both methods below, in PyIceberg's order.
-        wanted = identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        wanted = NewTable(
+            identifier, arrow_schema(schema), location, partition_spec, sort_order, properties
+        )
         if not self._is_encrypted(properties, location):
             self.connection.forget(identifier)
             plain = self.inner.create_table_transaction(*wanted)
             self._warn_of_plain(identifier)
             transaction_table(plain).catalog = self
             return plain
-        place, updates = self._new_table(*wanted)
+        place, updates = self._new_table(wanted)
         metadata = apply_updates(None, updates, now_ms=now_ms())
         name = Catalog.identifier_to_tuple(identifier)
         base = Base(name, metadata, "", Trust(metadata["properties"][TABLE_KEY_ID]))
@@ -392,18 +414,10 @@ class EncryptedCatalog(DelegatingCatalog):
                 stacklevel=3,
             )
 
-    def _new_table(
-        self,
-        identifier: str | Identifier,
-        schema: Schema | pa.Schema,
-        location: str | None,
-        partition_spec: PartitionSpec,
-        sort_order: SortOrder,
-        properties: Properties,
-    ) -> tuple[NewLocation, list[dict[str, Any]]]:
+    def _new_table(self, wanted: NewTable) -> tuple[NewLocation, list[dict[str, Any]]]:
         """Return where a new encrypted table will be, and the updates that create it."""
         # As PyIceberg does: numbers become text, and other values that are not text are refused.
-        properties = SetPropertiesUpdate(updates=properties).updates
+        properties = SetPropertiesUpdate(updates=wanted.properties).updates
         properties = {"format-version": "3", **properties}
         key_id = properties[TABLE_KEY_ID]
         if self.key_ids and key_id not in self.key_ids:
@@ -417,10 +431,10 @@ class EncryptedCatalog(DelegatingCatalog):
         commits = self.commits()
         # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
         KeyEncryptionKey.generate(kms, key_id, key_size=key_size, timestamp_ms=now_ms())
-        converted = iceberg_schema(schema)
-        place = commits.new_location(identifier, location, converted, properties)
+        schema = iceberg_schema(wanted.schema)
+        place = commits.new_location(wanted.identifier, wanted.location, schema, properties)
         return place, new_table_updates(
-            converted, partition_spec, sort_order, place.location, properties
+            schema, wanted.partition_spec, wanted.sort_order, place.location, properties
         )
 
     def _created(
@@ -527,17 +541,28 @@ class EncryptedCatalog(DelegatingCatalog):
             {"metadata": table.metadata, "metadata-location": table.metadata_location}
         )
 
-    def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table and delete its files. Files that its metadata does not reach stay, for
-        example those of failed commits, and so do files outside its folders. Raises
-        ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
-        both cases nothing is dropped. Raises OSError if the catalog fails, or if files are left."""
+    def purge_table(  # type: ignore[override]  # PyIceberg's returns nothing
+        self, identifier: str | Identifier, *, dry_run: bool = False
+    ) -> Expiry | None:
+        """Drop a table and delete its files; return what was deleted, or None for an unencrypted
+        table. Files that its metadata does not reach stay, for example those of failed commits, and
+        so do files outside its folders. If ``dry_run`` is true, nothing is dropped.
+
+        Raises ValidationException if ``gc.enabled`` is not true, and what reading the table raises.
+        In both cases nothing is dropped. Raises OSError if the catalog fails, or if files are left,
+        and NotEncryptedError for a dry run of an unencrypted table."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
+            if dry_run:
+                raise NotEncryptedError("PyIceberg has no dry run for an unencrypted table")
             self.inner.purge_table(identifier)
-            return
+            return None
         folders = table.folders
-        files = expire_all(table.view().metadata).find_files(table.files, folders)
+        plan = expire_all(table.view().metadata)
+        files = plan.find_files(table.files, folders)
+        done = Expiry(plan.snapshot_ids, plan.refs, files)
+        if dry_run:
+            return done
         output = table.output()
         location = table.location()
         try:
@@ -558,6 +583,7 @@ class EncryptedCatalog(DelegatingCatalog):
                 f"the table is dropped, but {len(failed)} of its files in {location} could not be "
                 f"deleted, such as {failed[0]}: delete them by hand"
             )
+        return done
 
     def migrate_table(
         self,

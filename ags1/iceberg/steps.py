@@ -30,7 +30,8 @@ from .write.view import TableView
 _log = logging.getLogger(__name__)
 
 Update: TypeAlias = "dict[str, Any]"
-Staged: TypeAlias = "tuple[list[Update], list[Update]]"
+# Updates and requirements, as in the REST specification's CommitTableRequest.
+CommitRequest: TypeAlias = "tuple[list[Update], list[Update]]"
 
 
 class Step:
@@ -44,7 +45,7 @@ class Step:
         """Compare the step with the committed version, before each ``stage``. Raises
         ValidationException if a commit of another writer since the first call conflicts with it."""
 
-    def stage(self, view: TableView) -> Staged:
+    def stage(self, view: TableView) -> CommitRequest:
         """Return the updates and requirements of this step for the version ``view``."""
         raise NotImplementedError
 
@@ -61,7 +62,7 @@ class MetadataStep(Step):
         self._updates = list(updates)
         self._requirements = list(requirements)
 
-    def stage(self, view: TableView) -> Staged:
+    def stage(self, view: TableView) -> CommitRequest:
         for update in self._updates:
             of_update = update.get("spec") or update.get("sort-order") or {}
             check_sources(of_update.get("fields", ()), view.schema)
@@ -84,7 +85,7 @@ class KeyStep(Step):
         self._compute = compute
         self.removed: tuple[EncryptedKey, ...] = ()
 
-    def stage(self, view: TableView) -> Staged:
+    def stage(self, view: TableView) -> CommitRequest:
         change = self._compute(view.metadata, view.manager)
         self.manager = change.manager
         self.removed = change.removed
@@ -129,7 +130,7 @@ class SnapshotStep(Step):
         else:
             check_unchanged(self._change.read, self._first.snapshot, view)
 
-    def stage(self, view: TableView) -> Staged:
+    def stage(self, view: TableView) -> CommitRequest:
         view = view.at(self._branch)
         change = self._change = self._change_for(view)
         updates: list[Update] = []
@@ -200,8 +201,9 @@ class Attempt:
         self._table = table
         self._manifest_cache = manifest_cache
         manifest_cache.next_attempt()
-        self.base = table.version.base
-        self.committed = self.view = self._view_of(self.base.metadata)
+        version = table.version
+        self.base = version.base
+        self.committed = self.view = self._view_of(version.json, parsed=version.metadata)
         self.updates: list[Update] = []
         self.requirements: list[Update] = []
         self._manager: EncryptionManager | None = None

@@ -7,7 +7,7 @@ the same methods as PyIceberg but none of its code, because that code would writ
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -30,6 +30,7 @@ from .commit.base import Base
 from .commit.session import TableSession, open_version
 from .operations.check import check_table
 from .operations.compact import rewrite_data_files
+from .operations.delete_rows import delete
 from .operations.erase import erase_deleted_rows
 from .operations.expire_snapshots import EncryptedMaintenance, expire_snapshots
 from .operations.orphans import remove_orphan_files
@@ -61,7 +62,7 @@ OpenedTable: TypeAlias = "EncryptedTable | Any"
 
 def open_table(
     location: str,
-    kms: KmsClient | Mapping[str, str] | None = None,
+    kms: KmsClient | Mapping[str, str] | Callable[[str], KmsClient] | None = None,
     location_map: Mapping[str, str] | None = None,
     *,
     expected_key_id: str | None = None,
@@ -79,9 +80,11 @@ def open_table(
     write to the folder can put an older version there.
 
     ``kms`` is a KMS client, or Iceberg's properties of one (``encryption.kms-type``, …). It is None
-    for a table that is not encrypted. ``location_map`` says where a moved table is:
-    ``{prefix in the metadata: prefix now}``. By default, the table is in the folder that was given.
-    ``properties`` are those of PyIceberg's FileIO.
+    for a table that is not encrypted. If you do not know whether the table is encrypted, or under
+    which master key, it is a function: it gets the ID of the master key that the metadata names,
+    and returns the client. It is called only for an encrypted table. ``location_map`` says where a
+    moved table is: ``{prefix in the metadata: prefix now}``. By default, the table is in the folder
+    that was given. ``properties`` are those of PyIceberg's FileIO.
 
     Others may be able to replace the metadata.json. So pass what you know of the table:
     ``expected_key_id`` is its master key, ``expected_metadata_sha256`` is the SHA-256 of the file
@@ -90,12 +93,12 @@ def open_table(
     files' lengths. ``trust_file_size`` takes the stored size of such a file for its length. Then
     nobody notices a manifest list or a manifest that was cut at the end of a block.
 
-    Raises NotEncryptedError if the table is not encrypted and a KMS, a key ID or
-    ``require_encrypted`` is given; MetadataIntegrityError if the metadata is not the expected one,
-    or if it names code to run or a server to ask that ``properties`` do not name; KeyMetadataError
-    if the KMS would also unwrap with another user's key (AWS, GCP) and neither the key ID nor the
-    SHA-256 is given; KmsConfigurationError; FileNotFoundError; OSError for a folder in a storage
-    that cannot list files.
+    Raises NotEncryptedError if the table is not encrypted and a KMS (other than as a function), a
+    key ID or ``require_encrypted`` is given; MetadataIntegrityError if the metadata is not the
+    expected one, or if it names code to run or a server to ask that ``properties`` do not name;
+    KeyMetadataError if the KMS would also unwrap with another user's key (AWS, GCP) and neither the
+    key ID nor the SHA-256 is given; KmsConfigurationError; FileNotFoundError; OSError for a folder
+    in a storage that cannot list files.
     """
     location = absolute(location)
     identifier = ("static-table", location)
@@ -107,15 +110,15 @@ def open_table(
     key_id = table_key_id(metadata, trust, location)
     catalog = NoopCatalog("static-table")
     if key_id is None:
-        if kms is not None or require_encrypted:
+        if require_encrypted or not (kms is None or callable(kms)):
             raise not_encrypted(metadata, location)
         plain = TableMetadataUtil.parse_obj(metadata)
         return Table(identifier, plain, location, io, catalog)
     version = open_version(
         Base(identifier, metadata, location, trust),
         io,
-        kms_client(kms, key_id),
-        location_map=location_map or moved_to(folder, metadata),
+        kms(key_id) if callable(kms) else kms_client(kms, key_id),
+        location_map=location_map or moved_to(folder, metadata.get("location")),
         require_encrypted=require_encrypted,
     )
     version.files.trust_file_size = trust_file_size
@@ -139,9 +142,11 @@ class EncryptedTable(TableSession):
     files without keys, so they raise NotImplementedError. Writing raises NotImplementedError if the
     table was opened without a catalog, or from a catalog that does not keep keys.
 
-    Each method of maintenance is a function of ``operations``, whose first argument is the table.
+    Each of the methods that follow is a function of ``operations``, whose first argument is the
+    table.
     """
 
+    delete = delete  # type: ignore[assignment]  # PyIceberg's returns nothing
     # Keys.
     rotate_keys = rotate_keys
     rewrap_keys = rewrap_keys

@@ -159,9 +159,10 @@ def test_metadata_that_changes_during_a_commit_is_not_pinned(java: Java, tmp_pat
         "encryption.kms-type": "memory",
         "encryption.kms.key.a": b"0123456789012345".hex(),
     }
-    create = "ags1.iceberg.Swapped.create"
+    created = "ags1.iceberg.Swapped.created"
     swapped = {"from": '"price"', "to": '"PRICE"'}
-    with pytest.raises(JavaError, match="is not the metadata that was committed"):
-        java.call(create, catalog=catalog, **swapped)
-    # The catalog has no table then: with metadata that stays, it is made.
-    assert java.call(create, catalog=catalog, **(swapped | {"to": '"price"'})).endswith("/db/t")
+    with pytest.raises(JavaError, match="is not the file that the catalog knows"):
+        java.call(created, catalog=catalog, **swapped)
+    # The pin is that of the metadata which was committed.
+    kept = swapped | {"to": '"price"'}
+    assert java.call(created, catalog=catalog, **kept).endswith("/db/t")

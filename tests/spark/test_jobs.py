@@ -672,7 +672,7 @@ def test_a_late_attempt_does_not_write_to_what_has_its_name(tmp_path: Path, kms:
     sealed = Path(shared).read_bytes()
     staged = [(result.first_block, result.staged or "") for result in results]
     attempt = LOCAL.gather(file.staging, file.item, shared, staged, lambda path: None)
-    LOCAL.discard(file.item.target, shared, staged, all_=False)
+    LOCAL.discard(file.item.target, shared, staged, whole=False)
     named: dict[str, Any] = dict.fromkeys(Row._fields)
     named |= {"job_id": "ab", "target": file.item.target, "attempt": attempt, "replaces": False}
     row = Row(**(named | {"target_size": len(sealed)}))
@@ -691,7 +691,7 @@ def test_a_late_attempt_does_not_write_to_what_has_its_name(tmp_path: Path, kms:
 def test_a_late_attempt_at_a_file_that_failed(tmp_path: Path, kms: KmsConfig) -> None:
     file = Cut(tmp_path, kms)
     shared = file.whole.shared or ""
-    LOCAL.discard(file.item.target, shared, [(0, file.result(0).staged or "")], all_=True)
+    LOCAL.discard(file.item.target, shared, [(0, file.result(0).staged or "")], whole=True)
     for number in (0, 1):
         late = file.result(number, "late")
         assert (late.error_kind == "FileNotFoundError") == (number == 1)

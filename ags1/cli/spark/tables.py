@@ -21,9 +21,13 @@ from ..table.rekeying import RekeyingOptions, rekey_and_report
 from .session import kms_config, master, session
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedCatalog, EncryptedTable, TableCheck
-    from ...iceberg.operations.catalog_jobs import MigrationResult
-    from ...iceberg.operations.rekey import Rekeyed
+    from ...iceberg.command_line import (
+        EncryptedCatalog,
+        EncryptedTable,
+        MigrationResult,
+        Rekeyed,
+        TableCheck,
+    )
 
 
 @click.command(
@@ -47,7 +51,7 @@ def verify_table(
       ags1 spark verify-table s3://lake/db/flights --kms aws --key $KEY --json
     """
 
-    from ...iceberg import EncryptedTable
+    from ...iceberg.command_line import EncryptedTable
 
     def work(opened: EncryptedTable, **named: Any) -> TableCheck:
         known = _executors_options(table_options)
@@ -126,7 +130,7 @@ def rekey(
 def _executors_options(table_options: TableOptions) -> dict[str, str]:
     """Return the options by which executors open what the command line has opened here, without
     the table's name. Raises KmsConfigurationError for one that is a secret."""
-    from ...iceberg.pyiceberg.catalogs import configured_properties
+    from ...iceberg.command_line import configured_properties
     from ...kms.registry import names_kms
     from ...spark.options import refuse_secrets
     from ..kms.master_keys import settings_of

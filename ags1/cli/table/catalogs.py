@@ -10,7 +10,7 @@ from ...errors import KmsError, NotEncryptedError
 from .opening import NamedCatalog, NoKms, plaintext_table
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedTable
+    from ...iceberg.command_line import EncryptedTable
     from .options import TableOptions
 
 
@@ -41,7 +41,7 @@ class ChangedCatalog(NamedCatalog):
 
     def load(self) -> EncryptedTable:
         """Load the table. Raises NotEncryptedError for one that is not encrypted."""
-        from ...iceberg import EncryptedTable
+        from ...iceberg.command_line import EncryptedTable
 
         key_id = self.expected_key_id
         table = self.catalog.load_table(

@@ -5,7 +5,7 @@ and the gravest makes the exit status. Independent of where the files are looked
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ...errors import KmsError
 from ..console import Output, counted, print_error, print_json, print_line, size
 from ..exits import Command, Exit, one_line
 from ..options import flag, grouped, output
-from ..report import Report
+from ..report import progress_line
 from . import options
 from .opening import open_table
 from .options import TableOptions
@@ -23,8 +23,7 @@ from .options import TableOptions
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from ...iceberg import TableCheck
-    from ...iceberg.operations.check.findings import BranchHealth, Finding, Remedy
+    from ...iceberg.command_line import Finding, TableCheck
 
 # All other kinds mean that data is not what was encrypted, or is unencrypted where it must not be.
 _EXIT = {
@@ -130,13 +129,12 @@ COMMANDS = (
 
 
 def _check(
-    table_options: TableOptions, level: str, asked: CheckOptions, threads: int | None, out: Output
+    table_options: TableOptions, level: Any, asked: CheckOptions, threads: int | None, out: Output
 ) -> int:
-    from ...iceberg import check_table
-    from ...iceberg.operations.check.findings import Level
+    from ...iceberg.command_line import check_table
 
     def work(opened: Table, **named: Any) -> TableCheck:
-        return check_table(opened, Level(level), threads=threads, **named)
+        return check_table(opened, level, threads=threads, **named)
 
     return report_check(table_options, _open(table_options, level, out), asked, work, out)
 
@@ -150,21 +148,18 @@ def report_check(
 ) -> int:
     """Have a table checked, print the findings, and return the exit code. ``check`` gets the table
     and, by name, the arguments that all checks take."""
-    from ...iceberg.operations.check import estimated_size
-
-    with Report(out, estimated_size(opened)) as report:
-        report.begin(table_options.table)
+    with progress_line(table_options.table, out) as progress:
         result = check(
             opened,
             require_encrypted=asked.require_encrypted,
             list_folders=not asked.no_list,
-            progress=report.progress,
+            progress=progress,
         )
     code = exit_code(result, strict=asked.strict)
     if out.as_json:
         facts = result.to_dict()
         for found, finding in zip(facts["findings"], result.findings, strict=True):
-            found["command"] = command_line(table_options, result, finding.remedy)
+            found["command"] = command_line(table_options, result, finding)
         print_json({**facts, "ok": code == Exit.OK, "exit_code": int(code)})
         return code
     _print(table_options, result, out)
@@ -197,10 +192,7 @@ def _open(table_options: TableOptions, level: str, out: Output) -> Table:
 def exit_code(result: TableCheck, *, strict: bool) -> Exit:
     """Return the code of the gravest finding; with ``strict``, warnings count too. Without one,
     return KEYS if checks could not be done, and else OK."""
-    from ...iceberg.operations.check.findings import SEVERITIES
-
-    grave = ("error", "warning") if strict else ("error",)
-    kinds = [kind for kind in result.finding_counts if SEVERITIES[kind] in grave]
+    kinds = [*result.kinds("error"), *(result.kinds("warning") if strict else ())]
     codes = [_EXIT.get(kind, Exit.AUTHENTICATION) for kind in kinds]
     if Exit.AUTHENTICATION in codes:
         return Exit.AUTHENTICATION
@@ -209,8 +201,8 @@ def exit_code(result: TableCheck, *, strict: bool) -> Exit:
 
 def _print(table_options: TableOptions, result: TableCheck, out: Output) -> None:
     if not out.quiet:
-        for branch in result.branches:
-            print_line(one_line(_branch_line(branch)))
+        for line in _branch_lines(result):
+            print_line(one_line(line))
     has_command = False
     # A finding about one file, such as damage, stands for itself.
     groups: dict[tuple[Any, ...], list[Finding]] = {}
@@ -222,7 +214,7 @@ def _print(table_options: TableOptions, result: TableCheck, out: Output) -> None
         if out.quiet and first.severity != "error":
             continue
         print_line(_line(findings))
-        if (command := command_line(table_options, result, first.remedy)) is not None:
+        if (command := command_line(table_options, result, first)) is not None:
             has_command = True
             print_line(one_line(f"    {command}"))
     for left in result.left_out:
@@ -231,13 +223,12 @@ def _print(table_options: TableOptions, result: TableCheck, out: Output) -> None
         out.note("add your --io-property and --kms-property options to these commands")
 
 
-def command_line(
-    table_options: TableOptions, result: TableCheck, remedy: Remedy | None
-) -> str | None:
+def command_line(table_options: TableOptions, result: TableCheck, finding: Finding) -> str | None:
     """Return the command that fixes a finding, for a shell; None if none does. It names the table
     and its KMS as ``table_options`` does, without properties, which may be secrets. If it was
     opened without a catalog, or a migration needs a master key, the user has to replace the words
     in capitals."""
+    remedy = finding.remedy
     if remedy is None:
         return None
     words = ["ags1", "table", remedy.command]
@@ -269,28 +260,27 @@ def _line(findings: list[Finding]) -> str:
     return one_line(f"{text}{len(findings)} times: {first.message}{such}")
 
 
-def _branch_line(branch: BranchHealth) -> str:
-    parts = [
-        f"{counted(branch.data_files, 'data file')} of {size(branch.size)} in "
-        f"{counted(branch.partitions, 'partition')}",
-        f"at most {branch.most_files} in one, {branch.small_files} small",
-    ]
-    for number, name in (
-        (branch.deletion_vectors, "deletion vector"),
-        (branch.position_delete_files, "position delete file"),
-        (branch.equality_delete_files, "equality delete file"),
-    ):
-        if number:
-            parts.append(counted(number, name))
-    if branch.deleted_rows:
-        parts.append(f"{counted(branch.deleted_rows, 'row')} deleted")
-    return f"branch {branch.name}: {', '.join(parts)}"
+def _branch_lines(result: TableCheck) -> Iterator[str]:
+    for branch in result.branches:
+        parts = [
+            f"{counted(branch.data_files, 'data file')} of {size(branch.size)} in "
+            f"{counted(branch.partitions, 'partition')}",
+            f"at most {branch.most_files} in one, {branch.small_files} small",
+        ]
+        for number, name in (
+            (branch.deletion_vectors, "deletion vector"),
+            (branch.position_delete_files, "position delete file"),
+            (branch.equality_delete_files, "equality delete file"),
+        ):
+            if number:
+                parts.append(counted(number, name))
+        if branch.deleted_rows:
+            parts.append(f"{counted(branch.deleted_rows, 'row')} deleted")
+        yield f"branch {branch.name}: {', '.join(parts)}"
 
 
 def _summary(result: TableCheck) -> str:
     """Return what was checked, in one line."""
-    from ...iceberg.operations.check.findings import Severity
-
     parts = [counted(result.snapshots, "snapshot"), counted(len(result.keks), "KEK")]
     for number, name in (
         (result.manifests, "manifest"),
@@ -306,9 +296,9 @@ def _summary(result: TableCheck) -> str:
         parts.append(f"{exposed} with exposed keys ({result.exposed_current_files} in use)")
     if result.level == "full":
         parts.append(f"{result.verified_size} bytes verified in {result.seconds:.1f} s")
-    for severity in Severity:
+    for severity in ("error", "warning", "note"):
         if number := result.count(severity):
-            parts.append(counted(number, severity.value))
+            parts.append(counted(number, severity))
     if result.left_out:
         parts.append("some checks could not be done")
     return ", ".join(parts)

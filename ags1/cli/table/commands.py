@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
@@ -170,18 +170,17 @@ def scan(
           --format jsonl | jq .id
       ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
     """
-    from ...iceberg.read.scan import EncryptedScan
+    from ...iceberg.command_line import EncryptedTable
 
     target.chosen_format()  # refuses a terminal before the table is opened
     opened = open_table(table_options, out.note, require_encrypted=require_encrypted)
     _snapshot(opened, snapshot_id, ref)  # raises if the table has none
     names = tuple(columns.split(",")) if columns else ("*",)
-    rows = opened.scan(selected_fields=names, snapshot_id=snapshot_id, limit=limit)
+    rows: Any = opened.scan(selected_fields=names, snapshot_id=snapshot_id, limit=limit)
     rows = rows if ref is None else rows.use_ref(ref)
     # PyIceberg binds the filter of an unencrypted table to the table's columns.
-    schema, is_ours = opened.schema(), isinstance(rows, EncryptedScan)
-    if isinstance(rows, EncryptedScan):
-        schema = rows.schema
+    is_ours = isinstance(opened, EncryptedTable)
+    schema = rows.schema if is_ours else opened.schema()
     chosen = parsed_filter(schema, row_filter, "--filter", metadata_columns=is_ours)
     target.write(rows.filter(chosen).to_arrow_batch_reader())
 

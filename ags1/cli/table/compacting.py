@@ -18,7 +18,7 @@ from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg.operations.compact import Compacted
+    from ...iceberg.command_line import Compacted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from ...errors import Ags1Error
-from ..console import Output, counted
+from ..console import Output
 from ..exits import Command
 from ..options import confirm, flag, output, yes
 from ..results import BranchResult, TableResult
@@ -22,19 +21,12 @@ from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedTable
-    from ...iceberg.transaction import EncryptedTransaction
+    from ...iceberg.command_line import EncryptedTable, RowsDeleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Deleted(BranchResult):
-    """What became of the files that had rows which are deleted."""
-
-    snapshot_ids: Sequence[int] = ()
-    deleted_rows: int = 0
-    dropped_files: int = 0
-    marked_files: int = 0
-    rewritten_files: int = 0
+    done: RowsDeleted
     PARTS: ClassVar = (
         "{deleted_rows:row} deleted",
         "{dropped_files:file} dropped",
@@ -90,19 +82,12 @@ def delete(
     text = filter_argument if row_filter is None else row_filter
     table = ChangedCatalog(table_options).load()
     expression = parsed_filter(table.schema(), text, "FILTER" if row_filter is None else "--filter")
-    done = functools.partial(_Deleted, table=".".join(table.name()), branch=branch, dry_run=dry_run)
-    if dry_run:
-        done(**_would_delete(table, branch, expression)).show(out)
-        return
-    _confirm_if_all(table, branch, expression, yes=yes)
-    transaction = table.transaction()
-    with transaction, warnings.catch_warnings():
+    if not dry_run:
+        _confirm_if_all(table, branch, expression, yes=yes)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the result says that nothing matched
-        transaction.delete(expression, branch=branch)
-        made = _staged_ids(table, transaction)
-    summaries = _summaries(table, made)
-    rewritten = _sum(summaries, "added-data-files")
-    done(snapshot_ids=sorted(made), rewritten_files=rewritten, **_deleted(summaries)).show(out)
+        done = table.delete(expression, branch=branch, dry_run=dry_run)
+    _Deleted(table=".".join(table.name()), branch=branch, dry_run=dry_run, done=done).show(out)
 
 
 @click.command(cls=Command)
@@ -133,15 +118,12 @@ def drop(table_options: TableOptions, purge: bool, dry_run: bool, yes: bool, out
             confirm(f"Remove {opened.identifier} from its catalog?", yes=yes)
             opened.catalog.drop_table(opened.identifier)
     else:
-        from ...iceberg.operations.expire import expire_all
-
-        encrypted = opened.load()
-        found = expire_all(encrypted.view().metadata).find_files(encrypted.files, encrypted.folders)
-        files, left = len(found.locations), found.left_behind
+        opened.load()  # refuses an unencrypted table
         if not dry_run:
-            number = counted(files, "file")
-            confirm(f"Drop {opened.identifier} and delete its {number}?", yes=yes)
-            opened.catalog.purge_table(opened.identifier)
+            confirm(f"Drop {opened.identifier} and delete its files?", yes=yes)
+        done = opened.catalog.purge_table(opened.identifier, dry_run=dry_run)
+        assert done is not None  # the table is encrypted
+        files, left = len(done.files.locations), done.left_behind
     _Dropped(
         table=opened.identifier,
         dry_run=dry_run,
@@ -156,60 +138,13 @@ def _confirm_if_all(table: EncryptedTable, branch: str, expression: Any, *, yes:
     """Ask before all rows of a branch are deleted."""
     from pyiceberg.expressions import AlwaysTrue
 
-    from ...iceberg.read.binding import bind_filter
-    from ...iceberg.spec.constants import MAIN_BRANCH
+    from ...iceberg.command_line import bind_filter
 
     # Bound: "id is not null" is true for every row if the column is required.
     if isinstance(bind_filter(expression, table.schema()).expression, AlwaysTrue):
         name = ".".join(table.name())
-        rows_of = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
+        rows_of = name if branch == "main" else f"{name}, branch {branch}"
         confirm(f"Delete all rows of {rows_of}?", yes=yes)
-
-
-def _would_delete(table: EncryptedTable, branch: str, expression: Any) -> dict[str, Any]:
-    from ...iceberg.write.copy_on_write import is_copy_on_write
-    from ...iceberg.write.deletes import find_deletes
-
-    rewrites = is_copy_on_write(table.properties, "delete")
-    deletes = find_deletes(table.view().at(branch), expression)
-    rewritten = len(deletes.vectors) if rewrites else 0
-    return {
-        "deleted_rows": deletes.matched_rows,
-        "dropped_files": len(deletes.dropped) + rewritten,
-        "marked_files": len(deletes.vectors) - rewritten,
-        "rewritten_files": rewritten,
-    }
-
-
-def _staged_ids(table: EncryptedTable, transaction: EncryptedTransaction) -> set[int]:
-    """Return the ids of the snapshots that a transaction is about to add; they are the same in all
-    its attempts."""
-    before = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-    return {s.snapshot_id for s in transaction.table_metadata.snapshots} - before
-
-
-def _summaries(table: EncryptedTable, snapshot_ids: Collection[int]) -> list[dict[str, str]]:
-    """Return the summaries of the committed snapshots. There may be none: another writer may have
-    deleted the rows first."""
-    made = (s for s in table.metadata.snapshots if s.snapshot_id in snapshot_ids)
-    return [dict(s.summary.additional_properties) for s in made if s.summary is not None]
-
-
-def _sum(summaries: list[dict[str, str]], name: str) -> int:
-    return sum(int(summary.get(name, 0)) for summary in summaries)
-
-
-def _deleted(summaries: list[dict[str, str]]) -> dict[str, Any]:
-    # Rows that stay of a file that was rewritten are added again.
-    rewritten = _sum(summaries, "added-records")
-    # A deletion vector has the rows of the one before it, too.
-    marked = _sum(summaries, "added-position-deletes")
-    marked -= _sum(summaries, "removed-position-deletes")
-    return {
-        "deleted_rows": _sum(summaries, "deleted-records") - rewritten + marked,
-        "dropped_files": _sum(summaries, "deleted-data-files"),
-        "marked_files": _sum(summaries, "added-dvs"),
-    }
 
 
 COMMANDS = (delete, drop)

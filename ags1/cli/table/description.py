@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
-    from ...iceberg import EncryptedTable
+    from ...iceberg.command_line import EncryptedTable
     from ...keys import EncryptedKey
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -22,7 +23,7 @@ _CONTENTS = {0: "data", 1: "position-deletes", 2: "equality-deletes"}
 
 def describe_table(table: Table) -> dict[str, Any]:
     """Return what ``ags1 table info`` tells."""
-    from ...iceberg import EncryptedTable
+    from ...iceberg.command_line import EncryptedTable
 
     metadata = table.metadata
     current = metadata.current_snapshot()
@@ -116,17 +117,7 @@ def table_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 def _pinned(table: EncryptedTable) -> dict[str, Any]:
     """Return what the catalog keeps of a table, and whether anything confirms metadata.json."""
-    from ...iceberg.storage.trust import HASH_LOCATION, METADATA_HASH, METADATA_SHA256, UNCONFIRMED
-    from ...keys.manager import TABLE_KEY_ID
-
-    pins = table.pins()
-    hash_of = pins.get(HASH_LOCATION, table.metadata_location)
-    has_hash = METADATA_HASH in pins or METADATA_SHA256 in pins
-    return {
-        "key_id": pins.get(TABLE_KEY_ID),
-        "metadata_location": hash_of if has_hash and hash_of != UNCONFIRMED else None,
-        "metadata_confirmed": table.metadata_is_confirmed,
-    }
+    return {**asdict(table.pins()), "metadata_confirmed": table.metadata_is_confirmed}
 
 
 def _pinned_line(pinned: dict[str, Any], metadata_location: str) -> str:

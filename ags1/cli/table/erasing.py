@@ -20,9 +20,7 @@ from .options import TableOptions
 from .times import Moment
 
 if TYPE_CHECKING:
-    from ...iceberg import Erasure
-    from ...iceberg.operations.erase import Remaining
-    from ...iceberg.operations.orphans import OrphanFiles, PrefixMismatchMode
+    from ...iceberg.command_line import OrphanFiles
 
 # This kind was not searched for. All other kinds were found.
 _NOT_SEARCHED = "orphans-not-searched"
@@ -60,7 +58,7 @@ class _Erased(BranchResult):
     metadata_files: Sequence[str]
     orphans: dict[str, Any] | None
     failed: Sequence[str]
-    remaining: Sequence[Remaining]
+    remaining: Sequence[Any]
     PARTS: ClassVar = (
         "{rewritten_files:data file} rewritten",
         "{snapshot_ids:snapshot} expired",
@@ -99,7 +97,7 @@ def remove_orphans(
     table_options: TableOptions,
     older_than: datetime | None,
     location: str | None,
-    prefix_mismatch: PrefixMismatchMode,
+    prefix_mismatch: Any,
     no_other_writers: bool,
     dry_run: bool,
     yes: bool,
@@ -200,7 +198,12 @@ def erase(
     found = done.orphans
     deleted_files = len(done.files) + len(done.metadata_files)
     deleted_files += 0 if found is None else len(found.files) - len(found.failed)
-    code = _Erased(
+    code = Exit.OK
+    if not dry_run and done.failed:
+        code = Exit.IO
+    elif not dry_run and any(remaining.kind != _NOT_SEARCHED for remaining in done.remaining):
+        code = Exit.ROWS_LEFT
+    _Erased(
         table=name,
         branch=branch,
         dry_run=dry_run,
@@ -213,7 +216,7 @@ def erase(
         orphans=None if found is None else _orphan_facts(found),
         failed=done.failed,
         remaining=done.remaining,
-    ).show(out, Exit.OK if dry_run else _exit_code(done))
+    ).show(out, code)
     if not out.as_json:
         for remaining in done.remaining:
             is_note = remaining.kind == _NOT_SEARCHED
@@ -221,13 +224,6 @@ def erase(
                 label = "note" if is_note else "may still have deleted rows"
                 print_line(one_line(f"{label}: {remaining.message}. To do: {remaining.remedy}"))
     return code
-
-
-def _exit_code(done: Erasure) -> Exit:
-    if done.failed:
-        return Exit.IO
-    found = any(remaining.kind != _NOT_SEARCHED for remaining in done.remaining)
-    return Exit.ROWS_LEFT if found else Exit.OK
 
 
 def _orphan_facts(found: OrphanFiles) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def failures(table: str) -> Iterator[None]:
     """Turn what PyIceberg, catalogs and storages raise into failures of one line."""
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
-    from ...iceberg.write.conflicts import ConflictError
+    from ...iceberg.command_line import ConflictError
 
     try:
         yield

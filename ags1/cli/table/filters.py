@@ -17,8 +17,7 @@ def parsed_filter(
     columns; return it unbound. None selects every row. An empty text is refused: it is a shell's
     variable that is not set. Raises click.UsageError, with the ``option``'s name, if it is not a
     filter, or names a column that there is not."""
-    from ...iceberg.pyiceberg.expressions import parse_filter
-    from ...iceberg.read.binding import bind_filter
+    from ...iceberg.command_line import bind_filter, parse_filter
 
     try:
         expression = parse_filter("true" if text is None else text)

@@ -20,7 +20,7 @@ from .opening import NamedCatalog, NoKms
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedCatalog
+    from ...iceberg.command_line import EncryptedCatalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ def _tables(catalog: EncryptedCatalog, namespace: tuple[str, ...] | None) -> Ite
 
 
 def _listed(catalog: EncryptedCatalog, name: str) -> _Listed:
-    from ...iceberg import EncryptedTable, PlainTableWarning
+    from ...iceberg.command_line import EncryptedTable, PlainTableWarning
 
     with warnings.catch_warnings():
         # The line of the table says it.
         warnings.simplefilter("ignore", PlainTableWarning)
         table = catalog.load_table(name)
-    key_id = table.files.keys.table_key_id if isinstance(table, EncryptedTable) else None
+    key_id = table.key_id if isinstance(table, EncryptedTable) else None
     return _Listed(name, isinstance(table, EncryptedTable), key_id)

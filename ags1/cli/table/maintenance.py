@@ -23,9 +23,7 @@ from .rekeying import RekeyingOptions, rekey_and_report
 from .times import Moment
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedCatalog, EncryptedTable
-    from ...iceberg.operations.catalog_jobs import MigrationResult
-    from ...iceberg.operations.rekey import Rekeyed
+    from ...iceberg.command_line import EncryptedCatalog, EncryptedTable, MigrationResult, Rekeyed
 
 _exposed = flag(
     "--exposed",

@@ -20,7 +20,7 @@ from .catalogs import ChangedCatalog
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg.operations.catalog_jobs import MigrationResult
+    from ...iceberg.command_line import MigrationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _next_command(
 def _lines_for_readers(table_options: TableOptions) -> list[str]:
     """Return the lines of .pyiceberg.yaml that readers of the table need and the catalog does not
     have, without secrets."""
-    from ...iceberg.pyiceberg.catalogs import configured_properties
+    from ...iceberg.command_line import configured_properties
     from ...kms.properties import Properties
     from ...kms.registry import names_kms
     from ..kms.master_keys import settings_of

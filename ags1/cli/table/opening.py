@@ -4,8 +4,8 @@ able to write the metadata. Independent of what is done with the table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,7 @@ from .options import TableOptions
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from ...iceberg import EncryptedCatalog
+    from ...iceberg.command_line import EncryptedCatalog
     from ...kms.client import GeneratedKey, KmsClient
 
 Note = Callable[[str], None]
@@ -82,7 +82,7 @@ def plaintext_table(
 ) -> Table | None:
     """Return a table of a catalog that is not encrypted, and so needs no KMS; None if it is
     encrypted. Raises what its catalog raises, and NotEncryptedError if it has to be encrypted."""
-    from ...iceberg import EncryptedTable
+    from ...iceberg.command_line import EncryptedTable
 
     named = NamedCatalog(options, without=NoKms())
     table = named.catalog.load_table(named.identifier, require_encrypted=require_encrypted)
@@ -95,11 +95,7 @@ class NamedCatalog:
     ``without`` is for a command that needs no keys. Raises click.UsageError, Ags1Error, OSError."""
 
     def __init__(self, options: TableOptions, *, without: NoKms | None = None) -> None:
-        from pyiceberg.catalog import load_catalog as load_plain_catalog
-
-        from ...iceberg import EncryptedCatalog, load_catalog
-        from ...iceberg.catalog import catalog_rules
-        from ...iceberg.pyiceberg.catalogs import configured_properties
+        from ...iceberg.command_line import catalog_with, configured_properties
         from ...kms.registry import names_kms
         from ..kms.master_keys import connect, settings_of
 
@@ -114,18 +110,13 @@ class NamedCatalog:
         if not configured:
             message = f"PyIceberg's configuration has no catalog {name!r}: add it there"
             raise click.UsageError(message)
-        has_kms = names_kms(configured)
-        if without is None and has_kms and options.kms == KmsOptions():
-            # The catalog's own KMS comes before the settings that are for everything.
-            self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)
-            return
         kms: KmsClient | None = without
-        if kms is None:
+        # The catalog's own KMS comes before the settings that are for everything.
+        if kms is None and (options.kms != KmsOptions() or not names_kms(configured)):
             chosen = settings_of(options.kms)
             kms = connect(chosen)
             self.settings_key_id = chosen.key_id
-        inner = load_plain_catalog(name, **options.io_properties)
-        self.catalog = EncryptedCatalog(inner, kms, **catalog_rules(configured))
+        self.catalog: EncryptedCatalog = catalog_with(kms, name, options.io_properties)
 
     @property
     def takes_any_key(self) -> bool:
@@ -147,53 +138,51 @@ class NamedCatalog:
 def _from_metadata(
     options: TableOptions, note: Note, without: NoKms | None, require_encrypted: bool
 ) -> Table:
-    from pyiceberg.io import load_file_io
-
-    from ...iceberg import open_table as open_from_metadata
-    from ...iceberg.read.metadata import read_metadata, table_key_id
-    from ...iceberg.storage.metadata_files import absolute, find_metadata, moved_to
-    from ...iceberg.storage.trust import Trust
+    from ...iceberg.command_line import EncryptedTable, moved_to
+    from ...iceberg.command_line import open_table as open_from_metadata
     from ...kms.client import accepts_foreign_keys
     from ..kms.master_keys import connect, settings_of
 
-    location = absolute(options.table)
-    io = load_file_io(dict(options.io_properties), location)
-    trust = Trust(options.key_id, options.metadata_sha256)
-    location, folder = find_metadata(io, location)
-    if folder is not None:
-        note(f"reading {location}")
-    metadata = read_metadata(io, location, trust)
-    expected = options.key_id
-    kms: KmsClient | None = None
-    if table_key_id(metadata, trust, location) is not None:
-        kms = without
-        if kms is None:
-            chosen = settings_of(options.kms)
-            kms = connect(chosen)
-            if expected is None and accepts_foreign_keys(kms):
-                expected = chosen.key_id
-                if expected is None:
-                    raise click.UsageError(
-                        "with this KMS, the metadata may name another user's master key: name the "
-                        "table's with --key, AGS1_KMS_KEY, or key in the configuration"
-                    )
-    location_map = options.location_map
-    if not location_map and folder is None:
-        for stated in moved_to(location.rpartition("/metadata/")[0] or None, metadata):
-            note(
-                f"the metadata says that the table is in {stated}, and its files are read there. "
-                "If the whole folder was moved or copied, name the folder"
-            )
-    elif not location_map:
-        location_map = moved_to(folder, metadata)
-        for stated in location_map:
-            note(f"the table was moved here from {stated}")
-    return open_from_metadata(
-        location,
-        kms,
-        location_map,
-        expected_key_id=expected,
-        expected_metadata_sha256=options.metadata_sha256,
-        require_encrypted=require_encrypted,
-        properties=dict(options.io_properties),
+    named: dict[str, Any] = {
+        "expected_metadata_sha256": options.metadata_sha256,
+        "require_encrypted": require_encrypted,
+        "properties": dict(options.io_properties),
+    }
+    no_kms = without or NoKms()
+    opened: Table = open_from_metadata(
+        options.table,
+        lambda _: no_kms,
+        options.location_map,
+        expected_key_id=options.key_id,
+        **named,
     )
+    location = opened.metadata_location
+    is_folder = location.rpartition("/")[2] != options.table.rpartition("/")[2]
+    if is_folder:
+        note(f"reading {location}")
+    location_map: Mapping[str, str] = options.location_map
+    if not location_map:
+        moved = moved_to(location.rpartition("/metadata/")[0] or None, opened.location())
+        for stated in moved:
+            if is_folder:
+                location_map = moved
+                note(f"the table was moved here from {stated}")
+            else:
+                note(
+                    f"the metadata says that the table is in {stated}, and its files are read "
+                    "there. If the whole folder was moved or copied, name the folder"
+                )
+    if without is not None or not isinstance(opened, EncryptedTable):
+        return opened
+    # Only now is it known that the table has keys, and so that a KMS is needed.
+    chosen = settings_of(options.kms)
+    kms = connect(chosen)
+    expected = options.key_id
+    if expected is None and accepts_foreign_keys(kms):
+        expected = chosen.key_id
+        if expected is None:
+            raise click.UsageError(
+                "with this KMS, the metadata may name another user's master key: name the table's "
+                "with --key, AGS1_KMS_KEY, or key in the configuration"
+            )
+    return open_from_metadata(location, kms, location_map, expected_key_id=expected, **named)

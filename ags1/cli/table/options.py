@@ -124,7 +124,7 @@ def _with_catalog(table_options: TableOptions) -> TableOptions:
 def default_catalog() -> str | None:
     """Return the catalog 'default' of PyIceberg's configuration, or the only one there; None if
     there are others or none."""
-    from ...iceberg.pyiceberg.catalogs import configured_catalogs
+    from ...iceberg.command_line import configured_catalogs
 
     names = configured_catalogs()
     return "default" if "default" in names else names[0] if len(names) == 1 else None

@@ -17,7 +17,7 @@ from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg.operations.rekey import Rekeyed
+    from ...iceberg.command_line import Rekeyed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

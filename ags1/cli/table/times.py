@@ -18,7 +18,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
-        from ...iceberg.spec.moments import moment
+        from ...iceberg.command_line import moment
 
         try:
             return moment(value, self.name)

@@ -4,14 +4,9 @@
     pack-<stamp>-<random>.merged.parquet  leaves that were merged, or wrapped again (``compact``)
     batch-….parquet                       of an earlier version: a leaf for each batch
 
-A ledger is the union of its leaves. A leaf keeps its name and its rows wherever it is stored. If it
-is stored twice, because a job or a merge was killed, two ran at a time, or a request arrived late,
-the copy counts that was wrapped more often, and then the one that has more rows as done. So nothing
-waits for anything.
-
-Leaves are read in the order of their stamps: ms since 1970, but always later than all that their
-writer had listed. So a row that replaces or removes another one comes after it, whatever the clocks
-of two machines say. Knows no storage.
+A ledger is the union of its leaves: see ``docs/design/0008-packs.md``. A leaf keeps its name and
+its rows wherever it is stored. Leaves are read in the order of their stamps: ms since 1970, but
+always later than all that their writer had listed. Independent of storages.
 """
 
 from __future__ import annotations

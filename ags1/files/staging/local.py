@@ -195,11 +195,11 @@ class LocalStorage(Folder):
             os.close(fd)
         return path
 
-    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
+    def discard(self, target: str, shared: str | None, results: Results, *, whole: bool) -> bool:
         for _, staged in results:
-            if staged and staged != shared and (all_ or shared is not None):
+            if staged and staged != shared and (whole or shared is not None):
                 files.remove(staged)
-        if shared is not None and all_:
+        if shared is not None and whole:
             files.remove(shared)
         return True
 

@@ -200,10 +200,9 @@ class Publishing(Protocol):
         """Put together what the attempts at an item have written. Return what the ledger needs to
         publish the file (``Row.attempt``). ``check`` is called if local bytes had to be copied."""
 
-    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
-        """Remove what attempts have written, except what ``gather`` has put together; ``all_``:
-        remove that too. Return False if the ledger must note the upload, so that ``clear`` can end
-        it later."""
+    def discard(self, target: str, shared: str | None, results: Results, *, whole: bool) -> bool:
+        """Remove what attempts have written; ``whole``: also what ``gather`` has put together.
+        Return False if the ledger must note the upload, so that ``clear`` can end it later."""
 
     def publish(self, row: Row, *, again: bool) -> None:
         """Give a row's file its name; ``again``: it may have its name already. Raises OSError if

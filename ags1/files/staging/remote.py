@@ -271,8 +271,8 @@ class RemoteStorage(Bucket):
     ) -> str:
         return results[0][1]
 
-    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
-        if all_:
+    def discard(self, target: str, shared: str | None, results: Results, *, whole: bool) -> bool:
+        if whole:
             for _, staged in results:
                 if staged:
                     self.try_to_remove(staged)

@@ -238,8 +238,8 @@ class S3Storage(RemoteStorage):
         name = _attempt_name(staging.job_id, item)
         return json.dumps({"name": name, "upload": shared, "parts": parts})
 
-    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
-        if all_ and shared is not None:
+    def discard(self, target: str, shared: str | None, results: Results, *, whole: bool) -> bool:
+        if whole and shared is not None:
             try:
                 self._end(target, shared)
             except OSError:

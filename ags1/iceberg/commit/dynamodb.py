@@ -28,7 +28,7 @@ from ..pyiceberg.dynamodb import (
 )
 from .aws import AwsCommits, error_code, updated_by_another, was_repeated
 from .base import Base
-from .file_commits import Staged, catalog_parameters
+from .file_commits import NewMetadata, catalog_parameters
 
 _REFUSED = "ConditionalCheckFailedException"
 _IS_NEW = "attribute_not_exists(identifier)"
@@ -46,10 +46,10 @@ class DynamoDbCommits(AwsCommits):
     def parameters(self, name: Identifier, shared_client: bool) -> Properties:
         return dynamodb_parameters(dynamodb_item(self.catalog, name))
 
-    def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
+    def _swap(self, base: Base, new: NewMetadata, sent: Event) -> None:
         changes: dict[str, dict[str, str]] = {
             dynamodb_column(name): {"S": value}
-            for name, value in catalog_parameters(staged, base).items()
+            for name, value in catalog_parameters(new, base).items()
         }
         changes["v"] = {"S": str(uuid.uuid4())}
         changes["updated_at"] = {"N": str(round(time.time() * 1000))}
@@ -75,8 +75,8 @@ class DynamoDbCommits(AwsCommits):
                 raise updated_by_another(base.identifier) from error
             raise
 
-    def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
-        item = new_dynamodb_item(self.catalog, identifier, catalog_parameters(staged, None))
+    def _insert(self, identifier: Identifier, new: NewMetadata, sent: Event) -> None:
+        item = new_dynamodb_item(self.catalog, identifier, catalog_parameters(new, None))
         sent.set()
         try:
             self._client.put_item(TableName=self._table, Item=item, ConditionExpression=_IS_NEW)
@@ -84,7 +84,7 @@ class DynamoDbCommits(AwsCommits):
             if error_code(error) != _REFUSED:
                 raise
             # The first of two equal requests may have made the table.
-            if was_repeated(error) and self._current_location(identifier) == staged.location:
+            if was_repeated(error) and self._current_location(identifier) == new.location:
                 return
             raise TableAlreadyExistsError(f"Table {'.'.join(identifier)} already exists") from error
 

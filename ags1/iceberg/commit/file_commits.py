@@ -24,7 +24,7 @@ from pyiceberg.typedef import Identifier
 
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
-from ..spec.java_json import java_hash, metadata_hash
+from ..spec.java_json import java_hash, metadata_hash, print_ordered
 from ..spec.requirements import check_requirements
 from ..storage.locations import new_input
 from ..storage.output import TableOutput
@@ -56,7 +56,7 @@ _REFUSALS = (CommitFailedException, NoSuchNamespaceError, TableAlreadyExistsErro
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class NewMetadata:
     """A table's next metadata, written but not committed. ``java_hash`` is Hive's ``metadata_hash``
     of it, empty if the catalog does not keep that; ``sha256`` is that of the stored file in hex. If
     ``is_confirmed`` is false, the catalog does not confirm the metadata by a hash."""
@@ -94,12 +94,12 @@ class FileCommits(Commits, ABC):
         location = next_metadata_location(
             metadata, base.location, is_beside=not self._may_choose_folder(base, metadata, changes)
         )
-        staged = self._write(metadata, location, output, base)
+        new = self._write(metadata, location, output, base)
         if self._names_foreign_folder(base, metadata, changes):
-            staged = replace(staged, is_confirmed=False)
+            new = replace(new, is_confirmed=False)
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
-        after = self._after(replace(base, trust=trust), staged)
-        self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
+        after = self._after(replace(base, trust=trust), new)
+        self._try(base, new, output, lambda sent: self._swap(base, new, sent))
         with after_commit(base.identifier):
             output.discard(expired)
         return after
@@ -118,15 +118,15 @@ class FileCommits(Commits, ABC):
         self._refuse_redirection(metadata, new_location.config, new_location.location)
         key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID) or None
         check_still_encrypted({}, metadata, key_id)
-        staged = self._write(metadata, next_metadata_location(metadata, None), output, None)
-        after = self._after(Base(name, metadata, staged.location, Trust(key_id)), staged)
-        self._try(after, staged, output, lambda sent: self._insert(name, staged, sent))
+        new = self._write(metadata, next_metadata_location(metadata, None), output, None)
+        after = self._after(Base(name, metadata, new.location, Trust(key_id)), new)
+        self._try(after, new, output, lambda sent: self._insert(name, new, sent))
         return after
 
     def register(self, identifier: str | Identifier, location: str, output: TableOutput) -> None:
-        staged = self._read(location, output.io)
-        self._refuse_redirection(staged.metadata, TableConfig(), location)
-        self._insert(Catalog.identifier_to_tuple(identifier), staged, Event())
+        new = self._read(location, output.io)
+        self._refuse_redirection(new.metadata, TableConfig(), location)
+        self._insert(Catalog.identifier_to_tuple(identifier), new, Event())
 
     def _may_choose_folder(
         self, base: Base, metadata: Mapping[str, Any], updates: list[Update]
@@ -167,13 +167,13 @@ class FileCommits(Commits, ABC):
         return not all(own.has(f"{folder.rstrip('/')}/_") for folder in folders)
 
     @abstractmethod
-    def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
-        """Make ``staged`` the table's metadata if ``base`` still is. ``sent`` is set before the
+    def _swap(self, base: Base, new: NewMetadata, sent: Event) -> None:
+        """Make ``new`` the table's metadata if ``base`` still is. ``sent`` is set before the
         request after which the catalog may have committed, even if it ends in an exception. Raises
         CommitFailedException if another commit was first, whether ``sent`` is set or not."""
 
     @abstractmethod
-    def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
+    def _insert(self, identifier: Identifier, new: NewMetadata, sent: Event) -> None:
         """Make a new table. ``sent`` is as in ``_swap``. Raises TableAlreadyExistsError and
         NoSuchNamespaceError if it was certainly not made."""
 
@@ -187,7 +187,7 @@ class FileCommits(Commits, ABC):
         """Return whether the catalog may still carry out a request that ended in ``error``,
         although ``_current_location`` does not show it yet. ``is_new``: it was for a new table."""
 
-    def _read(self, location: str, io: FileIO) -> Staged:
+    def _read(self, location: str, io: FileIO) -> NewMetadata:
         """Return metadata that was written earlier, for a new table."""
         with new_input(io, location).open() as stream:
             sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
@@ -196,56 +196,56 @@ class FileCommits(Commits, ABC):
 
     def _write(
         self, metadata: dict[str, Any], location: str, output: TableOutput, base: Base | None
-    ) -> Staged:
-        text = print_metadata(metadata)
+    ) -> NewMetadata:
+        text = print_ordered(metadata)  # as apply_updates returns it
         stored = stored_form(text, location)
         output.write(location, stored)
         return self._staged(metadata, location, text, hashlib.sha256(stored).hexdigest(), base)
 
     def _staged(
         self, metadata: dict[str, Any], location: str, text: bytes, sha256: str, base: Base | None
-    ) -> Staged:
-        hashed = _java_hash(text, base) if self.keeps_java_hash else ""
-        return Staged(metadata, location, hashed, sha256)
+    ) -> NewMetadata:
+        hashed = _java_hash(metadata, text, base) if self.keeps_java_hash else ""
+        return NewMetadata(metadata, location, hashed, sha256)
 
-    def _after(self, base: Base, staged: Staged) -> Base:
-        """Return the base with ``staged``, which is confirmed by what confirmed the old one."""
-        keeps_hash = self.keeps_hash and staged.is_confirmed
+    def _after(self, base: Base, new: NewMetadata) -> Base:
+        """Return the base with ``new``, which is confirmed by what confirmed the old one."""
+        keeps_hash = self.keeps_hash and new.is_confirmed
         has_folder = base.trust.table_location is not None and not keeps_hash
         trust = replace(
             base.trust,
-            metadata_sha256=base.trust.metadata_sha256 and staged.sha256,
-            java_hash=staged.java_hash if keeps_hash and self.keeps_java_hash else None,
-            pinned_sha256=staged.sha256 if keeps_hash and not self.keeps_java_hash else None,
+            metadata_sha256=base.trust.metadata_sha256 and new.sha256,
+            java_hash=new.java_hash if keeps_hash and self.keeps_java_hash else None,
+            pinned_sha256=new.sha256 if keeps_hash and not self.keeps_java_hash else None,
             data_key_length=None,
-            table_location=staged.metadata["location"] if has_folder else None,
+            table_location=new.metadata["location"] if has_folder else None,
         )
-        return replace(base, metadata=staged.metadata, location=staged.location, trust=trust)
+        return replace(base, metadata=new.metadata, location=new.location, trust=trust)
 
     def _try(
-        self, base: Base, staged: Staged, output: TableOutput, change: Callable[[Event], None]
+        self, base: Base, new: NewMetadata, output: TableOutput, change: Callable[[Event], None]
     ) -> None:
-        """Return if the catalog has ``staged``. Otherwise delete its file and raise as ``commit``
+        """Return if the catalog has ``new``. Otherwise delete its file and raise as ``commit``
         and ``create``; if that is unknown, the file stays."""
         sent = Event()
         try:
             change(sent)
         except BaseException as error:
             was_refused = isinstance(error, _REFUSALS) or not sent.is_set()
-            if not was_refused and self._was_made(base, staged, error):
+            if not was_refused and self._was_made(base, new, error):
                 return
-            output.discard([staged.location])
+            output.discard([new.location])
             if was_refused or not isinstance(error, Exception):
                 raise
-            what = "the creation" if base.location == staged.location else "a commit"
+            what = "the creation" if base.location == new.location else "a commit"
             raise not_committed(base.identifier, error, what) from error
 
-    def _was_made(self, base: Base, staged: Staged, error: BaseException) -> bool:
-        is_new = base.location == staged.location
+    def _was_made(self, base: Base, new: NewMetadata, error: BaseException) -> bool:
+        is_new = base.location == new.location
 
         def ask() -> bool | None:
             location = self._current_location(base.identifier)
-            if location == staged.location:
+            if location == new.location:
                 return True
             if location == (None if is_new else base.location):
                 return None if self._may_still_commit(error, is_new) else False
@@ -254,34 +254,34 @@ class FileCommits(Commits, ABC):
                 return None
             log = self.load(base.identifier, Trust()).metadata.get("metadata-log") or ()
             locations = {entry.get("metadata-file") for entry in log}
-            if staged.location in locations:
+            if new.location in locations:
                 return True
             # Somebody else's new table excludes ours. A commit may be older than the log.
             return False if is_new or base.location in locations else None
 
-        return was_committed(base.identifier, staged.metadata, error, ask)
+        return was_committed(base.identifier, new.metadata, error, ask)
 
 
-def catalog_parameters(staged: Staged, base: Base | None) -> dict[str, str]:
-    """Return what a catalog of parameters keeps of a table after ``staged`` becomes its metadata:
+def catalog_parameters(new: NewMetadata, base: Base | None) -> dict[str, str]:
+    """Return what a catalog of parameters keeps of a table after ``new`` becomes its metadata:
     where that is, and what ``parameters_trust`` believes. ``base`` is None for a new table."""
-    properties = staged.metadata.get("properties") or {}
+    properties = new.metadata.get("properties") or {}
     return {
         TABLE_TYPE: ICEBERG.upper(),
-        METADATA_LOCATION: staged.location,
+        METADATA_LOCATION: new.location,
         PREVIOUS_METADATA_LOCATION: base.location if base else "",
-        METADATA_HASH: staged.java_hash,
-        HASH_LOCATION: staged.location if staged.is_confirmed else UNCONFIRMED,
+        METADATA_HASH: new.java_hash,
+        HASH_LOCATION: new.location if new.is_confirmed else UNCONFIRMED,
         **{n: properties[n] for n in (TABLE_KEY_ID, DATA_KEY_LENGTH) if n in properties},
     }
 
 
-def _java_hash(text: bytes, base: Base | None) -> str:
-    """Return Hive's hash of printed metadata. Java hashes the fields that it knows. If the hash of
-    ``base`` covers fields that are unknown here, a later Java wrote it, and the new hash covers
-    them too."""
-    known, whole = java_hash(text), metadata_hash(text)
+def _java_hash(metadata: Mapping[str, Any], text: bytes, base: Base | None) -> str:
+    """Return Hive's hash of metadata, which is printed as ``text``. Java hashes the fields that it
+    knows. If the hash of ``base`` covers fields that are unknown here, a later Java wrote it, and
+    the new hash covers them too."""
+    known, whole = java_hash(metadata), metadata_hash(text)
     stated = None if base is None else base.trust.java_hash
     if base is None or stated is None or known == whole:
         return known
-    return known if java_hash(print_metadata(base.metadata)) == stated else whole
+    return known if java_hash(base.metadata) == stated else whole

@@ -30,7 +30,7 @@ from ..storage.trust import TABLE_LOCATION
 from .aws import AwsCommits, error_code, updated_by_another, was_repeated
 from .base import Base
 from .commits import NewLocation
-from .file_commits import Staged, catalog_parameters
+from .file_commits import NewMetadata, catalog_parameters
 from .outcome import was_committed
 
 # The parts of an entry that a replacement has to repeat. Glue sets the others itself.
@@ -74,20 +74,20 @@ class GlueCommits(AwsCommits):
             )
         return super().new_location(identifier, location, schema, properties)
 
-    def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
+    def _swap(self, base: Base, new: NewMetadata, sent: Event) -> None:
         entry = self._entry_of(base)
         sent.set()
-        self._replace(base.identifier, entry, self._input(base.identifier, staged, entry, base))
+        self._replace(base.identifier, entry, self._input(base.identifier, new, entry, base))
 
-    def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
+    def _insert(self, identifier: Identifier, new: NewMetadata, sent: Event) -> None:
         sent.set()
         try:
-            self._create(identifier, self._input(identifier, staged, {}, None))
+            self._create(identifier, self._input(identifier, new, {}, None))
         except TableAlreadyExistsError as error:
             cause = error.__cause__
             # The first of two equal requests may have made the table.
             repeated = isinstance(cause, ClientError) and was_repeated(cause)
-            if not repeated or self._current_location(identifier) != staged.location:
+            if not repeated or self._current_location(identifier) != new.location:
                 raise
 
     def _current_location(self, identifier: Identifier) -> str | None:
@@ -169,17 +169,17 @@ class GlueCommits(AwsCommits):
             raise
 
     def _input(
-        self, identifier: Identifier, staged: Staged, entry: Mapping[str, Any], base: Base | None
+        self, identifier: Identifier, new: NewMetadata, entry: Mapping[str, Any], base: Base | None
     ) -> dict[str, Any]:
-        """Return Glue's entry of a table whose metadata is ``staged``."""
+        """Return Glue's entry of a table whose metadata is ``new``."""
         return {
             **{part: entry[part] for part in _KEPT if part in entry},
             "Name": identifier[-1],
             "TableType": "EXTERNAL_TABLE",
-            "Parameters": entry.get("Parameters", {}) | catalog_parameters(staged, base),
+            "Parameters": entry.get("Parameters", {}) | catalog_parameters(new, base),
             "StorageDescriptor": {
                 **entry.get("StorageDescriptor", {}),
-                "Columns": glue_columns(parse_metadata(staged.metadata)),
-                "Location": staged.metadata["location"],
+                "Columns": glue_columns(parse_metadata(new.metadata)),
+                "Location": new.metadata["location"],
             },
         }

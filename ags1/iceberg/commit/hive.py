@@ -48,6 +48,7 @@ from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.hive import hive_client, hive_table, hive_table_lock
 from ..spec.column_types import parse_schema
+from ..spec.properties import number_in
 from ..storage.trust import (
     ICEBERG,
     METADATA_HASH,
@@ -57,7 +58,7 @@ from ..storage.trust import (
     TABLE_TYPE,
 )
 from .base import Base
-from .file_commits import FileCommits, Staged
+from .file_commits import FileCommits, NewMetadata
 from .outcome import not_committed, was_committed
 
 _log = logging.getLogger(__name__)
@@ -102,10 +103,10 @@ class HiveCommits(FileCommits):
         table = hive_table(self.catalog, name, shared_client=shared_client)
         return {**(table.parameters or {}), TABLE_LOCATION: table.sd and table.sd.location}
 
-    def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
+    def _swap(self, base: Base, new: NewMetadata, sent: Event) -> None:
         def change(table: HiveTable) -> None:
-            table.sd = self._storage(staged.metadata)
-            table.parameters = self._parameters(table.parameters, staged, base)
+            table.sd = self._storage(new.metadata)
+            table.parameters = self._parameters(table.parameters, new, base)
 
         self._alter(base, change, sent)
 
@@ -166,10 +167,10 @@ class HiveCommits(FileCommits):
             finally:
                 self._unlock(client, lock_id, base)
 
-    def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
+    def _insert(self, identifier: Identifier, new: NewMetadata, sent: Event) -> None:
         database, name = identifier
         now = int(time.time())
-        properties = staged.metadata.get("properties") or {}
+        properties = new.metadata.get("properties") or {}
         table = HiveTable(
             tableName=name,
             dbName=database,
@@ -177,9 +178,9 @@ class HiveCommits(FileCommits):
             createTime=now,
             lastAccessTime=now,
             retention=2**31 - 1,
-            sd=self._storage(staged.metadata),
+            sd=self._storage(new.metadata),
             partitionKeys=[],
-            parameters=self._parameters({"EXTERNAL": "TRUE"}, staged, None),
+            parameters=self._parameters({"EXTERNAL": "TRUE"}, new, None),
             tableType="EXTERNAL_TABLE",
         )
         with hive_client(self.catalog) as client:
@@ -267,10 +268,10 @@ class HiveCommits(FileCommits):
         return self._flag(metadata.get("properties") or {}, _ENGINE_ENABLED, default=False)
 
     def _parameters(
-        self, before: Mapping[str, str] | None, staged: Staged, base: Base | None
+        self, before: Mapping[str, str] | None, new: NewMetadata, base: Base | None
     ) -> dict[str, str]:
-        """Return a table's parameters with ``staged`` as its metadata. Other parameters stay."""
-        metadata = staged.metadata
+        """Return a table's parameters with ``new`` as its metadata. Other parameters stay."""
+        metadata = new.metadata
         properties = metadata.get("properties") or {}
         parameters = dict(before or {})
         for name in (base.metadata.get("properties") or {}) if base else ():
@@ -282,7 +283,7 @@ class HiveCommits(FileCommits):
         parameters |= {
             "uuid": metadata["table-uuid"],
             TABLE_TYPE: ICEBERG.upper(),
-            METADATA_LOCATION: staged.location,
+            METADATA_LOCATION: new.location,
             "DO_NOT_UPDATE_STATS": "true",
             "snapshot-count": str(len(metadata.get("snapshots") or ())),
         }
@@ -290,8 +291,8 @@ class HiveCommits(FileCommits):
             parameters[PREVIOUS_METADATA_LOCATION] = base.location
         parameters.pop(METADATA_HASH, None)
         # Without a hash, Java compares the two properties.
-        if TABLE_KEY_ID in parameters and staged.is_confirmed:
-            parameters[METADATA_HASH] = staged.java_hash
+        if TABLE_KEY_ID in parameters and new.is_confirmed:
+            parameters[METADATA_HASH] = new.java_hash
         parameters.pop("COLUMN_STATS_ACCURATE", None)
         parameters.pop(_STORAGE_HANDLER, None)
         if self._is_for_hive(metadata):
@@ -300,7 +301,7 @@ class HiveCommits(FileCommits):
 
     def _exposed(self, metadata: Mapping[str, Any], parameters: dict[str, str]) -> dict[str, str]:
         """Return what Hive shows of the metadata. Remove the old values from ``parameters``."""
-        max_size = int(self.catalog.properties.get(_MAX_SIZE, _DEFAULT_MAX_SIZE))
+        max_size = number_in(self.catalog.properties, _MAX_SIZE, _DEFAULT_MAX_SIZE)
         for name in _EXPOSED:
             parameters.pop(name, None)
         exposed = {"current-schema": _printed(_current(metadata, "schemas", "schema-id"))}

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..read.metadata import COMPRESSED, MAX_METADATA_SIZE
 from ..spec.java_json import java_print
+from ..spec.properties import number_in
 from ..storage.table_folders import TableFolders
 
 METADATA_PATH = "write.metadata.path"
@@ -73,13 +74,7 @@ def with_metadata_log(
     if previous_location is None:
         return dict(metadata), []
     properties = metadata.get("properties") or {}
-    text = properties.get(PREVIOUS_VERSIONS_MAX, DEFAULT_PREVIOUS_VERSIONS_MAX)
-    try:
-        length = max(1, int(text))
-    except ValueError:
-        raise ValueError(
-            f"{PREVIOUS_VERSIONS_MAX} is {text!r}: change it to a whole number"
-        ) from None
+    length = max(1, number_in(properties, PREVIOUS_VERSIONS_MAX, DEFAULT_PREVIOUS_VERSIONS_MAX))
     log = [
         *(metadata.get("metadata-log") or ()),
         {"timestamp-ms": previous_last_updated_ms, "metadata-file": previous_location},

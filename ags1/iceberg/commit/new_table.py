@@ -14,7 +14,13 @@ from ..pyiceberg.defaults import check_defaults
 from ..spec.column_types import check_sources, check_writable
 from ..spec.constants import FORMAT_VERSION
 from ..spec.java_json import schema_in_java_order
-from ..spec.properties import FILE_FORMAT, FORMAT_VERSION_PROPERTY, property_text, refuse_reserved
+from ..spec.properties import (
+    FILE_FORMAT,
+    FORMAT_VERSION_PROPERTY,
+    number_in,
+    property_text,
+    refuse_reserved,
+)
 from ..storage.locations import split_location
 from .metadata_file import PREVIOUS_VERSIONS_MAX, without_trailing_slash
 from .updates import LAST_ADDED
@@ -87,11 +93,8 @@ def _plain(model: Schema | PartitionSpec | SortOrder) -> dict[str, Any]:
 
 def _check_new_properties(properties: Mapping[str, str], schema: Schema) -> None:
     for name in (*_COUNTS, PREVIOUS_VERSIONS_MAX):
-        text = properties.get(name, "0")
         # A negative count means 0, as in PyIceberg. Java refuses it in a new table.
-        digits = text.removeprefix("-") if name in _COUNTS else text
-        if not (digits.isascii() and digits.isdigit()):
-            raise ValueError(f"{name} is {text!r}: it must be a whole number, 0 or more")
+        number_in(properties, name, 0, least=None if name in _COUNTS else 0)
     for name in properties:
         if name.startswith(_METRICS_OF_COLUMN):
             column = name.removeprefix(_METRICS_OF_COLUMN)

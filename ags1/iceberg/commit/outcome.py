@@ -1,7 +1,7 @@
 """What became of a commit whose answer was lost: the catalog is asked until it is known.
 
 Follows Java's ``BaseMetastoreTableOperations.checkCommitStatus``. If it stays unknown, no file of
-the commit may be deleted, because the table may refer to it. CommitStateUnknownException says so.
+the commit may be deleted: see ``docs/design/0002-unknown-outcome.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.typedef import Identifier
+
+from ...errors import ArgumentError
+from ..spec.properties import number_in
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +108,7 @@ def _ask_until_known(ask: Callable[[], bool | None], properties: Mapping[str, An
 
 def _setting(properties: Mapping[str, Any], name: str, default: int, most: int) -> int:
     try:
-        return min(max(0, int(properties.get(name, default))), most)
-    except ValueError:
+        return min(max(0, number_in(properties, name, default)), most)
+    except ArgumentError:
+        # The request was sent, so the catalog has to be asked.
         return default

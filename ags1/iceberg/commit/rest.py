@@ -12,7 +12,8 @@ every commit is built and checked like this::
 
 If an answer was lost, the server is asked for the table: snapshot IDs and sequence numbers show
 whether the commit was made. Follows the REST specification and Java's ``RESTTableOperations`` and
-``CatalogHandlers``. Independent of metadata files.
+``CatalogHandlers``. ``docs/design/0006-keys-over-rest.md`` has the reasons. Independent of metadata
+files.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.typedef import Properties
 
 from ...keys.cache import KekCache
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager
@@ -25,6 +24,7 @@ from ..read.metadata import parse_metadata
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
+from ..storage.trust import Pins
 from ..write.view import TableView
 from .base import Base
 from .commits import Commits
@@ -66,11 +66,13 @@ def open_version(
     require_encrypted: bool = False,
     cache: KekCache | None = None,
     before: EncryptionManager | None = None,
+    parsed: Version | None = None,
 ) -> Version:
     """Return the version of a table whose metadata was read and checked. ``io`` is the FileIO of
-    its files. ``before`` has the keys of an earlier version. The other arguments are those of
-    ``open_table``. Raises KeyMetadataError if only the
-    metadata says what the table's key is, and the KMS would unwrap with any key that is named."""
+    its files. ``before`` has the keys of an earlier version; what both versions have is not parsed
+    again if ``parsed`` is the earlier version. The other arguments are those of ``open_table``.
+    Raises KeyMetadataError if only the metadata says what the table's key is, and the KMS would
+    unwrap with any key that is named."""
     key_id = base.trust.key_id
     if base.trust.has_hash:
         # A hash confirms the whole metadata, with the key ID.
@@ -80,7 +82,8 @@ def open_version(
     )
     files = TableFiles(io, keys, location_map=location_map, require_encrypted=require_encrypted)
     trust = replace(base.trust, key_id=keys.table_key_id)
-    return Version(replace(base, trust=trust), parse_metadata(base.metadata), files)
+    known = None if parsed is None else (parsed.json, parsed.metadata)
+    return Version(replace(base, trust=trust), parse_metadata(base.metadata, known), files)
 
 
 class TableSession(BuiltTable):
@@ -124,11 +127,12 @@ class TableSession(BuiltTable):
         write to the storage may have changed it."""
         return self.version.base.trust.confirms_metadata
 
-    def pins(self) -> Properties:
-        """Return what the table's catalog keeps now to confirm metadata.json: see
-        ``Commits.pins``."""
+    def pins(self) -> Pins:
+        """Return what the table's catalog keeps now to confirm metadata.json. Raises
+        NoSuchTableError."""
         connection: Commits | None = getattr(self.catalog, "connection", None)
-        return {} if connection is None else connection.pins(self._identifier)
+        parameters = {} if connection is None else connection.pins(self._identifier)
+        return Pins.of(parameters, self.metadata_location)
 
     @property
     def files(self) -> TableFiles:
@@ -159,13 +163,15 @@ class TableSession(BuiltTable):
     def view(self) -> TableView:
         """Return this version of the table, to build changes upon. Its key manager is a copy, so
         the keys of a change that fails are forgotten with it."""
-        return self.view_with(self.version.json)
+        version = self.version
+        return self.view_with(version.json, parsed=version.metadata)
 
     def view_with(
         self,
         metadata: dict[str, Any],
         manager: EncryptionManager | None = None,
         committed_refs: Collection[str] | None = None,
+        parsed: TableMetadata | None = None,
     ) -> TableView:
         """Return a version of the table that is not committed yet. ``manager`` has its keys if
         they are under another master key, ``committed_refs`` the refs that the catalog has."""
@@ -174,7 +180,7 @@ class TableSession(BuiltTable):
             metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache, before=keys
         )
         files = self.files.with_keys(keys)
-        return TableView(metadata, files, committed_refs=committed_refs)
+        return TableView(metadata, files, committed_refs=committed_refs, parsed=parsed)
 
     def output(self) -> TableOutput:
         """Return what writes new files of the table. Raises NotImplementedError as ``commits``
@@ -216,6 +222,7 @@ class TableSession(BuiltTable):
                 require_encrypted=files.require_encrypted,
                 cache=keys.cache,
                 before=keys,
+                parsed=self.version,
             )
             self.switch_to(version, base)
 

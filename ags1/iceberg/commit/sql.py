@@ -4,11 +4,8 @@ A commit is one UPDATE of the table's row. Its WHERE clause names the base's met
 it changes no row if another commit was first. Follows PyIceberg's ``SqlCatalog`` and Java's
 ``JdbcTableOperations``.
 
-**What is trusted.** The same transaction sets the table's pins: the ID of its master key, and the
-location and SHA-256 of the new metadata.json. ``read`` requires that the metadata agrees with
-them. Other writers do not know the pins. After their commits, the pins confirm only the master
-key's ID, until our next commit. The changed row is locked until the transaction ends, so two
-commits do not mix their pins.
+The same transaction sets the table's pins, and ``read`` requires that the metadata agrees with
+them: see ``docs/design/0001-pins.md``.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from ..storage.trust import (
     UNCONFIRMED,
 )
 from .base import Base
-from .file_commits import FileCommits, Staged
+from .file_commits import FileCommits, NewMetadata
 from .outcome import not_committed
 
 # What the pins are among the parameters of other catalogs.
@@ -77,14 +74,14 @@ class SqlCommits(FileCommits):
     def forget(self, identifier: str | Identifier) -> None:
         forget_pins(self.catalog, identifier)
 
-    def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
+    def _swap(self, base: Base, new: NewMetadata, sent: Event) -> None:
         statement = (
             update(IcebergTables)
             .where(
                 is_sql_row(self.catalog, base.identifier),
                 IcebergTables.metadata_location == base.location,
             )
-            .values(metadata_location=staged.location, previous_metadata_location=base.location)
+            .values(metadata_location=new.location, previous_metadata_location=base.location)
         )
         with Session(self._engine) as session:
             try:
@@ -94,11 +91,11 @@ class SqlCommits(FileCommits):
                     # is locked.
                     row = select(IcebergTables).where(
                         is_sql_row(self.catalog, base.identifier),
-                        IcebergTables.metadata_location == staged.location,
+                        IcebergTables.metadata_location == new.location,
                     )
                     changed = len(session.scalars(row).all())
                 if changed:
-                    self._pin(session, base.identifier, staged)
+                    self._pin(session, base.identifier, new)
             except DBAPIError as error:
                 # For example, the database is locked. It was not asked to commit yet.
                 raise not_committed(base.identifier, error.orig or error) from error
@@ -109,11 +106,11 @@ class SqlCommits(FileCommits):
             sent.set()
             session.commit()
 
-    def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
+    def _insert(self, identifier: Identifier, new: NewMetadata, sent: Event) -> None:
         namespace = Catalog.namespace_from(identifier)
         if not self.catalog.namespace_exists(namespace):
             raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")
-        row = sql_table_row(self.catalog, identifier, staged.location)
+        row = sql_table_row(self.catalog, identifier, new.location)
         with Session(self._engine) as session:
             try:
                 session.execute(insert(IcebergTables).values(**row))
@@ -121,7 +118,7 @@ class SqlCommits(FileCommits):
                 raise TableAlreadyExistsError(
                     f"Table {'.'.join(identifier)} already exists"
                 ) from error
-            self._pin(session, identifier, staged)
+            self._pin(session, identifier, new)
             sent.set()
             session.commit()
 
@@ -147,12 +144,12 @@ class SqlCommits(FileCommits):
                 move_pins(self.catalog, session, base.identifier, name)
             session.commit()
 
-    def _pin(self, session: Session, identifier: Identifier, staged: Staged) -> None:
+    def _pin(self, session: Session, identifier: Identifier, new: NewMetadata) -> None:
         """Set the pins of a table that is encrypted."""
-        key_id = (staged.metadata.get("properties") or {}).get(TABLE_KEY_ID)
+        key_id = (new.metadata.get("properties") or {}).get(TABLE_KEY_ID)
         if self.keeps_hash and key_id:
-            location = staged.location if staged.is_confirmed else UNCONFIRMED
-            pins = {"key-id": key_id, "location": location, "sha256": staged.sha256}
+            location = new.location if new.is_confirmed else UNCONFIRMED
+            pins = {"key-id": key_id, "location": location, "sha256": new.sha256}
             set_pins(self.catalog, session, identifier, pins)
 
     def _current_location(self, identifier: Identifier) -> str | None:

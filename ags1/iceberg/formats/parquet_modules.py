@@ -17,9 +17,8 @@ Encryption": AES_GCM_V1, an encrypted footer, one key). Each part in brackets is
 So if a module is exchanged for another one, its tag does not verify. The AAD of a footer ends with
 the module type, and only data pages and their headers have a page number. Nothing authenticates the
 crypto metadata. If the id could have any length, it could end with the bytes that follow it in the
-AAD of a page, and this page would verify as a footer. So the id must have the 8 bytes that all
-writers give it, and the structure must be, byte for byte, the one that we would print: then no
-parser can read it in another way.
+AAD of a page, and this page would verify as a footer. So the structure must be, byte for byte, the
+one that we would print: see ``docs/design/0009-checked-is-read.md``.
 
 An unencrypted file has the same parts without lengths, nonces and tags. It ends with its footer,
 the footer's length and PAR1.

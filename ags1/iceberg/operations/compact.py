@@ -15,6 +15,7 @@ three files and two merges; S is the snapshot that the plan is made for::
       deleted rows of b, or
       removed a              ConflictError: nothing is committed, and the new files are deleted
 
+``docs/design/0005-sequence-numbers.md`` says why the new files have the number of S.
 ``compact_plan`` decides what is merged, and ``write/merging.py`` merges. With partial progress,
 each part of the groups is committed on its own. If a run is killed, what it has committed stays;
 its other files belong to no snapshot, and the next run does the rest. This follows Java's

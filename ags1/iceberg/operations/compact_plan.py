@@ -27,6 +27,7 @@ from ...errors import ArgumentError
 from ..read.planning import partition_key, path_of_all
 from ..read.records import ContentFile
 from ..read.splits import splits_of
+from ..spec.properties import number_in
 from ..write.merging import Merge, Part
 
 DEFAULT_TARGET_SIZE = 512 << 20
@@ -157,14 +158,7 @@ class FileGroup:
 def default_target(properties: Mapping[str, str]) -> int:
     """Return the target size that a table's properties name. Raises ValueError if it is not a
     number of at least 1."""
-    text = properties.get(_TARGET_PROPERTY, DEFAULT_TARGET_SIZE)
-    try:
-        size = int(text)
-    except ValueError:
-        size = 0
-    if size < 1:
-        raise ValueError(f"{_TARGET_PROPERTY} is {text!r}: it must be a number of at least 1")
-    return size
+    return number_in(properties, _TARGET_PROPERTY, DEFAULT_TARGET_SIZE, least=1)
 
 
 def plan_groups(

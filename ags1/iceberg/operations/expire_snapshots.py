@@ -14,7 +14,7 @@ from ..commit.session import TableSession
 from ..pyiceberg.tables import ExpiryBuilder
 from ..spec.moments import Moment, epoch_ms
 from ..spec.table_keys import prune
-from ..steps import Attempt, KeyStep, Staged, Step
+from ..steps import Attempt, CommitRequest, KeyStep, Step
 from ..storage.table_files import ManifestCache
 from ..transaction import EncryptedTransaction, commit_steps
 from ..write.view import TableView
@@ -49,7 +49,7 @@ class ExpiryStep(Step):
     def __init__(self, compute: Callable[[dict[str, Any]], ExpiryPlan]) -> None:
         self._compute = compute
 
-    def stage(self, view: TableView) -> Staged:
+    def stage(self, view: TableView) -> CommitRequest:
         self.view = view
         self.plan = self._compute(view.metadata)
         return self.plan.updates, self.plan.requirements

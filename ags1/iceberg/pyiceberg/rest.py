@@ -16,6 +16,7 @@ from pyiceberg.typedef import Identifier
 from ...errors import MetadataIntegrityError
 from ...host import strict_json
 from ..spec.parsable import parsable, without_nulls
+from ..spec.properties import number_in
 from .redirection import refuse_foreign_code
 
 # A server's status codes for a token that has expired.
@@ -152,7 +153,7 @@ def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str,
 
     data = json.dumps(body).encode()
     limits = [
-        int(catalog.properties.get(f"rest.client.{name}-timeout-ms", default)) / 1000
+        number_in(catalog.properties, f"rest.client.{name}-timeout-ms", default) / 1000
         for name, default in _REST_TIMEOUTS_MS.items()
     ]
     try:

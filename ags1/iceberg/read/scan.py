@@ -12,7 +12,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import And, BooleanExpression
@@ -47,17 +47,22 @@ from .tasks import TaskReader
 # What a stream of batches reads ahead, in stored bytes.
 _READ_AHEAD = 128 << 20
 
-_Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
-
-class _BoundScan(ArrowStream):
-    """The columns of a scan's rows and of its filter."""
+class _PlannedHere(ArrowStream):
+    """What both kinds of scans have: the columns of the rows and of the filter, the planner, and
+    the rows of the tasks."""
 
     table_metadata: TableMetadata
+    io: FileIO
     row_filter: BooleanExpression
     selected_fields: tuple[str, ...]
     case_sensitive: bool
+    options: Properties
+    limit: int | None
     update: Callable[..., Any]
+
+    def _tasks(self) -> list[FileScanTask]:
+        raise NotImplementedError
 
     @functools.cached_property
     def schema(self) -> Schema:
@@ -93,8 +98,103 @@ class _BoundScan(ArrowStream):
             beside = {**beside, PARTITION_ID: partition_column(self.table_metadata)}
         return select(self.schema, names, case_sensitive=case_sensitive, beside=beside)
 
+    def planner(self) -> EncryptedPlanner:
+        """Return the planner of the scan."""
+        metadata = self.table_metadata
+        of_files = FileFilter(
+            self.bound_filter.for_manifests(),
+            metadata.specs(),
+            include_empty_files=strtobool(self.options.get("include_empty_files", "false")),
+        )
+        return EncryptedPlanner(metadata, self.io, of_files, self.row_filter)
 
-class EncryptedScan(_BoundScan, PlannedScan):
+    def plan_files(self) -> list[FileScanTask]:
+        """Return the tasks. Each has a data file and the delete files that apply to it.
+
+        Code that opens these files itself has no keys: see ``ContentFile.file_format``. Raises
+        NotEncryptedError, MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError,
+        and NotImplementedError for ORC files.
+        """
+        tasks = self._tasks()
+        for task in tasks:
+            for file in (task.file, *task.delete_files):
+                cast("ContentFile", file).is_handed_out = True
+        return tasks
+
+    def plain_files(self) -> int:
+        """Return the number of unencrypted data files that the scan reads."""
+        return sum(not cast("ContentFile", task.file).is_encrypted for task in self._tasks())
+
+    def to_arrow(self, dictionary_columns: tuple[str, ...] = ()) -> pa.Table:
+        """Return the rows. Raises as ``plan_files`` does, and UnsupportedTypeError if the type of a
+        column is not supported. If a file is damaged, no row is returned."""
+        reader = self._reader(self.projection(), dictionary_columns)
+        batches = list(reader.batches(self._tasks()))
+        if not batches:
+            return arrow_schema(reader.projected, include_field_ids=False).empty_table()
+        # The types of the files may differ, for example strings and large strings.
+        tables = [pa.Table.from_batches([batch]) for batch in batches]
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def to_arrow_batch_reader(
+        self, dictionary_columns: tuple[str, ...] = ()
+    ) -> pa.RecordBatchReader:
+        """Return the rows as a stream. Small files and a part of a large one are read ahead."""
+        reader = self._reader(self.projection(), dictionary_columns)
+        schema = arrow_schema(reader.projected)
+        batches = reader.batches(self._tasks(), ahead=_READ_AHEAD)
+        if dictionary_columns:
+            # Whether a column is encoded is known from the first batch.
+            first = list(itertools.islice(batches, 1))
+            batches = itertools.chain(first, batches)
+            encoded = {f.name: f for b in first for f in b.schema if pa.types.is_dictionary(f.type)}
+            schema = pa.schema([encoded.get(f.name, f) for f in schema], metadata=schema.metadata)
+        rows = (cast_rows(batch, schema) for batch in batches)
+        return pa.RecordBatchReader.from_batches(schema, rows)
+
+    def count(self) -> int:
+        """Return the number of rows, up to the scan's limit. Files are read only if the manifests
+        are not enough."""
+        count, rest = self.count_by_manifests()
+        limit = math.inf if self.limit is None else max(0, self.limit)
+        for more in self._reader(Schema()).counts(rest) if count < limit else ():
+            count += more
+            if count >= limit:
+                break
+        return int(min(count, limit))
+
+    def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
+        """Return the number of rows in the files that the manifests are enough for, and the tasks
+        of the other files, without regard to the limit. Manifests are enough for a file if all of
+        its rows match the filter and none is deleted."""
+        file_filter = self.planner().file_filter
+        # Manifests have nothing about metadata columns.
+        is_exact = self.bound_filter.is_for_manifests
+        count = 0
+        rest = []
+        for task in self.plan_files():
+            # Like Java, which counts by metadata only if nothing is deleted: the entry of a
+            # deletion vector has the number of its positions, and some may be behind the file's
+            # end.
+            untouched = is_exact and not task.delete_files
+            if untouched and file_filter.of_file(task.file):
+                count += task.file.record_count
+            else:
+                rest.append(task)
+        return count, rest
+
+    def _reader(self, projected: Schema, dictionary_columns: tuple[str, ...] = ()) -> ScanReader:
+        return ScanReader(
+            to_table_files(self.io),
+            self.table_metadata,
+            projected,
+            self.bound_filter,
+            self.limit,
+            dictionary_columns,
+        )
+
+
+class EncryptedScan(_PlannedHere, PlannedScan):
     """A scan of one snapshot. It does not use server-side planning: a server cannot give keys.
 
     Filters follow SQL: null satisfies no comparison. So ``x != 1`` and ``x not in (1, 2)`` leave
@@ -158,57 +258,13 @@ class EncryptedScan(_BoundScan, PlannedScan):
         of_branch: EncryptedScan = scan.update(schema_id=self.table_metadata.current_schema_id)
         return of_branch
 
-    def planner(self) -> EncryptedPlanner:
-        """Return the planner of the scan."""
-        return _planner(self)
-
-    def plan_files(self) -> list[FileScanTask]:
-        """Return the tasks. Each has a data file and the delete files that apply to it.
-
-        Code that opens these files itself has no keys: see ``ContentFile.file_format``. Raises
-        NotEncryptedError, MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError,
-        and NotImplementedError for ORC files.
-        """
-        return _mark_handed_out(self._tasks())
-
     def _tasks(self) -> list[FileScanTask]:
         return list(self.plan_locally())
 
-    def plain_files(self) -> int:
-        """Return the number of unencrypted data files that the scan reads."""
-        return sum(not cast("ContentFile", task.file).is_encrypted for task in self._tasks())
 
-    def to_arrow(self, dictionary_columns: tuple[str, ...] = ()) -> pa.Table:
-        """Return the rows. Raises as ``plan_files`` does, and UnsupportedTypeError if the type of a
-        column is not supported. If a file is damaged, no row is returned."""
-        return _table(_reader(self, dictionary_columns), self._tasks())
-
-    def to_arrow_batch_reader(
-        self, dictionary_columns: tuple[str, ...] = ()
-    ) -> pa.RecordBatchReader:
-        """Return the rows as a stream. Small files and a part of a large one are read ahead."""
-        reader = _reader(self, dictionary_columns)
-        return _batch_reader(reader, self._tasks(), dictionary_columns)
-
-    def count(self) -> int:
-        """Return the number of rows, up to the scan's limit. Files are read only if the manifests
-        are not enough."""
-        return _count(self)
-
-    def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
-        """Return the number of rows in the files that the manifests are enough for, and the tasks
-        of the other files, without regard to the limit. Manifests are enough for a file if all of
-        its rows match the filter and none is deleted."""
-        return _count_by_manifests(self)
-
-
-class EncryptedIncrementalScan(_BoundScan, IncrementalAppendScan):
+class EncryptedIncrementalScan(_PlannedHere, IncrementalAppendScan):
     """A scan of the rows appended between two snapshots, with the table's columns and the filters
     of ``EncryptedScan``."""
-
-    def plan_files(self) -> list[FileScanTask]:
-        """Return the tasks of the appended files, as ``EncryptedScan.plan_files``."""
-        return _mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         is_open = self.from_snapshot_id is None and self.to_snapshot_id is None
@@ -230,19 +286,7 @@ class EncryptedIncrementalScan(_BoundScan, IncrementalAppendScan):
         def is_appended(entry: ManifestEntry) -> bool:
             return entry.snapshot_id in appends and entry.status == ManifestEntryStatus.ADDED
 
-        return _planner(self).plan_files(manifests, is_appended)
-
-    def count(self) -> int:
-        """Return the number of rows, as ``EncryptedScan.count``."""
-        return _count(self)
-
-    def to_arrow(self) -> pa.Table:
-        """Return the rows, as ``EncryptedScan.to_arrow``."""
-        return _table(_reader(self), self._tasks())
-
-    def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
-        """Return the rows as a stream, as ``EncryptedScan.to_arrow_batch_reader``."""
-        return _batch_reader(_reader(self), self._tasks())
+        return self.planner().plan_files(manifests, is_appended)
 
 
 class ScanReader:
@@ -304,85 +348,3 @@ class ScanReader:
 
 def _size(task: FileScanTask) -> int:
     return task.file.file_size_in_bytes
-
-
-def _mark_handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
-    """Note in the files of tasks that a caller gets them; return the tasks."""
-    for task in tasks:
-        for file in (task.file, *task.delete_files):
-            cast("ContentFile", file).is_handed_out = True
-    return tasks
-
-
-def _count(scan: _Scan) -> int:
-    count, rest = _count_by_manifests(scan)
-    limit = math.inf if scan.limit is None else max(0, scan.limit)
-    for more in _reader(scan, projected=Schema()).counts(rest) if count < limit else ():
-        count += more
-        if count >= limit:
-            break
-    return int(min(count, limit))
-
-
-def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
-    planner = _planner(scan)
-    # Manifests have nothing about metadata columns.
-    is_exact = scan.bound_filter.is_for_manifests
-    count = 0
-    rest = []
-    for task in _mark_handed_out(scan._tasks()):
-        # Like Java, which counts by metadata only if nothing is deleted: the entry of a deletion
-        # vector has the number of its positions, and some of them may be behind the file's end.
-        untouched = is_exact and not task.delete_files
-        if untouched and planner.file_filter.of_file(task.file):
-            count += task.file.record_count
-        else:
-            rest.append(task)
-    return count, rest
-
-
-def _planner(scan: _Scan) -> EncryptedPlanner:
-    metadata = scan.table_metadata
-    of_files = FileFilter(
-        scan.bound_filter.for_manifests(),
-        metadata.specs(),
-        include_empty_files=strtobool(scan.options.get("include_empty_files", "false")),
-    )
-    return EncryptedPlanner(metadata, scan.io, of_files, scan.row_filter)
-
-
-def _reader(
-    scan: _Scan, dictionary_columns: tuple[str, ...] = (), *, projected: Schema | None = None
-) -> ScanReader:
-    return ScanReader(
-        to_table_files(scan.io),
-        scan.table_metadata,
-        scan.projection() if projected is None else projected,
-        scan.bound_filter,
-        scan.limit,
-        dictionary_columns,
-    )
-
-
-def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
-    batches = list(reader.batches(tasks))
-    if not batches:
-        return arrow_schema(reader.projected, include_field_ids=False).empty_table()
-    # The types of the files may differ, for example strings and large strings.
-    tables = [pa.Table.from_batches([batch]) for batch in batches]
-    return pa.concat_tables(tables, promote_options="permissive")
-
-
-def _batch_reader(
-    reader: ScanReader, tasks: list[FileScanTask], dictionary_columns: tuple[str, ...] = ()
-) -> pa.RecordBatchReader:
-    schema = arrow_schema(reader.projected)
-    batches = reader.batches(tasks, ahead=_READ_AHEAD)
-    if dictionary_columns:
-        # Whether a column is encoded is known from the first batch.
-        first = list(itertools.islice(batches, 1))
-        batches = itertools.chain(first, batches)
-        encoded = {f.name: f for b in first for f in b.schema if pa.types.is_dictionary(f.type)}
-        schema = pa.schema([encoded.get(f.name, f) for f in schema], metadata=schema.metadata)
-    rows = (cast_rows(batch, schema) for batch in batches)
-    return pa.RecordBatchReader.from_batches(schema, rows)

@@ -7,7 +7,8 @@ The keys form a chain::
     manifest:       field 131              -> the key of each data or delete file
 
 If a key is missing, that is an error here, except for data files; Java treats the file as not
-encrypted. The classes are PyIceberg's or subclasses, so that scans, ``inspect`` and time travel
+encrypted. Plaintext manifests are not read: see ``docs/design/0007-exposed-keys.md``. The classes
+are PyIceberg's or subclasses, so that scans, ``inspect`` and time travel
 work with them. PyIceberg's fields do not show the keys.
 """
 

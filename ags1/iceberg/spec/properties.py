@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...engine.key_metadata import KEY_SIZES
+from ...errors import ArgumentError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from .constants import FORMAT_VERSION
 from .table_keys import PRUNE_ON_COMMIT, prunes_on_commit
@@ -80,12 +81,25 @@ def property_text(name: Any, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def number_in(properties: Mapping[str, str], name: str, default: int) -> int:
-    """Return a property that is a whole number. Raises ValueError if it is something else."""
-    text = properties.get(name, default)
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(
-            f"the table property {name!r} is not a number but {text!r}: correct it"
-        ) from None
+def number_in(
+    properties: Mapping[str, Any],
+    name: str,
+    default: int,
+    *,
+    least: int | None = None,
+    most: int = 2**63 - 1,
+) -> int:
+    """Return the whole number that a property of a table or a catalog is, or ``default`` without
+    one. As for Java's ``PropertyUtil.propertyAsLong``, it has digits and perhaps a sign, and no
+    spaces. Raises ArgumentError, a ValueError, for anything else, and for a number that is not from
+    ``least`` to ``most``."""
+    text = str(properties.get(name, default))
+    if re.fullmatch("[+-]?[0-9]{1,19}", text):
+        number = int(text)
+        if (-(2**63) if least is None else least) <= number <= most:
+            return number
+    allowed = "" if least is None else f", {least} or more"
+    if most < 2**63 - 1:
+        allowed = f" from {least or 0} to {most}"
+    message = f"the property {name!r} is {text!r}: it must be a whole number{allowed}"
+    raise ArgumentError(message, parameter=name)

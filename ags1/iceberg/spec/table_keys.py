@@ -2,43 +2,11 @@
 
 Each takes the base, which is a version of the metadata, and the manager of its keys. It returns a
 ``KeyChange``: updates and requirements in the form of the REST specification. Each attempt to
-commit makes the change again from the current base. Keys change, files do not. Independent of
-catalogs.
+commit makes the change again from the current base. Keys change, files do not.
 
 **The rule**: the metadata never has a snapshot without the key of its manifest list, and never has
-that key without its KEK. This is true whichever writers commit at the same time.
-
-A SQL or Hive catalog has a pointer to the metadata file. A commit replaces it only if it still
-points to the base. So if an append and a rotation run at the same time, the second one fails and is
-made again from the result of the first. No other requirement is needed.
-
-A REST server applies the updates to its current metadata if the requirements are met. There is no
-requirement about keys. If the metadata has a key with the same id already, an added key is ignored.
-So the rule needs four parts there:
-
-1. A commit that adds a snapshot always adds the KEK of its key too, as Java does with all keys that
-   it has. If a rotation has removed the KEK meanwhile, the commit adds it again, and the next
-   rotation removes it.
-2. A change of keys, and an expiry, require that no branch or tag of the base has moved. If another
-   writer appends to one, the change fails and is made again. The new base has the append's key.
-3. A change removes only keys of its base. Part 2 does not detect a snapshot that is not on a branch
-   of the base: it is on a new branch, or on none. So the key of such a snapshot is wrapped under a
-   KEK that was made for this commit alone (``with_own_kek``), which no other base has. (Part 2 does
-   detect the first snapshot on main: the change requires that there is still no main.) Such a
-   commit also requires that the branch or tag with the snapshot's parent has not moved: otherwise
-   the parent could expire meanwhile.
-4. Parts 2 and 3 do not detect a branch that was moved and moved back, or writers that do not follow
-   the rule. So after every commit that removes keys, the server's answer is checked, and
-   ``restore`` adds those that are needed again. If the process is killed before that, the keys are
-   still in the previous metadata file.
-
-A commit that also changes rows or expires snapshots may prune keys too. Parts 2 and 4 hold for
-every commit that removes a key, whatever else it does.
-
-A change of the master key over REST has one more risk: a later commit may add a KEK that is wrapped
-under the old master key. The new master key does not unwrap it. ``adopt`` wraps it under the new
-one, and needs the old one for that. So destroy the old master key only after all writers have
-loaded the table again.
+that key without its KEK. This is true whichever writers commit at the same time. Over REST, this
+needs four parts: see ``docs/design/0006-keys-over-rest.md``. Independent of catalogs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-from typing import Any
 
 from pyiceberg.io import FileIO
 
@@ -38,10 +37,10 @@ def find_metadata(io: FileIO, location: str) -> tuple[str, str | None]:
     return newest_metadata(io, folder), folder
 
 
-def moved_to(folder: str | None, metadata: dict[str, Any]) -> dict[str, str]:
+def moved_to(folder: str | None, stated: str | None) -> dict[str, str]:
     """Return the location map of a table whose metadata.json was found in ``folder``. It is empty
-    if the metadata has the same location."""
-    stated = str(metadata.get("location") or "").rstrip("/")
+    if that is the location that the metadata states."""
+    stated = str(stated or "").rstrip("/")
     if folder is None or not stated or without_scheme(stated) == without_scheme(folder):
         return {}
     return {stated: folder}

@@ -59,6 +59,23 @@ class Trust:
         return self.is_from_server or self.has_hash
 
 
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What a catalog keeps of a table to confirm its metadata.json: the ID of the master key, and
+    the location of the metadata.json that it has a hash of. Each is None if it is not kept."""
+
+    key_id: str | None
+    metadata_location: str | None
+
+    @classmethod
+    def of(cls, parameters: Properties, location: str) -> Pins:
+        """Return what the catalog's parameters of the table at ``location`` say."""
+        hash_of: str | None = parameters.get(HASH_LOCATION, location)
+        has_hash = METADATA_HASH in parameters or METADATA_SHA256 in parameters
+        known = has_hash and hash_of != UNCONFIRMED
+        return cls(parameters.get(TABLE_KEY_ID), hash_of if known else None)
+
+
 def rest_trust(trust: Trust, metadata: Mapping[str, Any]) -> Trust:
     """Add what a REST server's answer says of a table. The server is the table's catalog, so it may
     name the key. A hash is of the file, and not of a server's answer."""

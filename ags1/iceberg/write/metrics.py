@@ -32,6 +32,7 @@ from pyiceberg.table.sorting import SortOrder
 from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
 from ...columns.avro.variants import VARIANT_PARTS, VariantType
+from ..spec.properties import number_in
 
 _DEFAULT = "write.metadata.metrics.default"
 _OF_COLUMN = "write.metadata.metrics.column."
@@ -221,7 +222,7 @@ def _modes(
         default = match_metrics_mode(configured)
         modes = dict.fromkeys(ids, default)
     else:
-        most = int(properties.get(_MAX_INFERRED, _MAX_INFERRED_DEFAULT))
+        most = number_in(properties, _MAX_INFERRED, _MAX_INFERRED_DEFAULT)
         default = _TRUNCATED if len(ids) <= most else _NONE
         modes = dict.fromkeys(ids, default)
         if default == _NONE:

@@ -18,6 +18,7 @@ from pyiceberg.transforms import VoidTransform
 from ...columns.avro.container import AvroCodec
 from ...errors import UnsupportedTypeError
 from ..spec.column_types import parse_schema, writable
+from ..spec.properties import number_in
 from .conversion import RowConversion
 from .metrics import measured_columns
 from .partitions import Partitioner, can_sort, sort_rows
@@ -72,9 +73,11 @@ class WritePlan:
                 )
         # If a part of the order is unknown, rows stay unsorted, which is legal in every table.
         self.sort_order = order if can_sort(order, self.schema) else None
-        self.target_size = _number(properties, "write.target-file-size-bytes", 512 * _MIB)
-        self.row_group_size = _number(properties, "write.parquet.row-group-size-bytes", 128 * _MIB)
-        self.row_group_rows = _number(properties, "write.parquet.row-group-limit", 1_048_576)
+        self.target_size = _positive(properties, "write.target-file-size-bytes", 512 * _MIB)
+        self.row_group_size = _positive(
+            properties, "write.parquet.row-group-size-bytes", 128 * _MIB
+        )
+        self.row_group_rows = _positive(properties, "write.parquet.row-group-limit", 1_048_576)
         self.metrics = measured_columns(self.schema, properties, order, keep_unknown=self.is_avro)
         self.partitioner = Partitioner(self.spec, self.schema, keep_unknown=self.is_avro)
         self.avro_codec = AvroCodec(
@@ -115,28 +118,19 @@ def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "compression": _PARQUET_CODECS[codec],
         "compression_level": _level(properties, "write.parquet.compression-level"),
-        "data_page_size": _number(properties, "write.parquet.page-size-bytes", _MIB),
-        "dictionary_pagesize_limit": _number(properties, "write.parquet.dict-size-bytes", 2 * _MIB),
-        "max_rows_per_page": _number(properties, "write.parquet.page-row-limit", 20_000),
+        "data_page_size": _positive(properties, "write.parquet.page-size-bytes", _MIB),
+        "dictionary_pagesize_limit": _positive(
+            properties, "write.parquet.dict-size-bytes", 2 * _MIB
+        ),
+        "max_rows_per_page": _positive(properties, "write.parquet.page-row-limit", 20_000),
         # Java writes the index too, and skips pages by it.
         "write_page_index": True,
     }
 
 
-def _number(properties: Mapping[str, str], name: str, default: int) -> int:
-    text = properties.get(name, default)
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if not 0 < number <= _MAX_SETTING:
-        raise ValueError(f"{name} is {text!r}: it must be a number from 1 to {_MAX_SETTING}")
-    return number
+def _positive(properties: Mapping[str, str], name: str, default: int) -> int:
+    return number_in(properties, name, default, least=1, most=_MAX_SETTING)
 
 
 def _level(properties: Mapping[str, str], name: str) -> int | None:
-    text = properties.get(name)
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}: it must be a number") from None
+    return number_in(properties, name, 0) if name in properties else None

@@ -67,7 +67,7 @@ def _uploaded(path: str, target: str, folder: str, job_id: str, number: int, att
                 while data := file.read(unit * (BLOCK_SIZE + layout.BLOCK_OVERHEAD)):
                     out.write(data)
     except BaseException:
-        storage.discard(target, shared, (), all_=True)
+        storage.discard(target, shared, (), whole=True)
         raise
     return storage.gather(staging, item, shared, [(0, out.staged)], lambda staged: None)
 

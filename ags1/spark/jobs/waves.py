@@ -270,7 +270,7 @@ class Waves:
             if self._writes:
                 staged = [(result.first_block, result.staged or "") for result in results]
                 all_discarded &= self._storage.discard(
-                    item.target, shared.staged, staged, all_=row.status != DONE
+                    item.target, shared.staged, staged, whole=row.status != DONE
                 )
             if self.replaced is not None and is_replaced:
                 self.replaced.append(item)

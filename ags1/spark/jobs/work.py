@@ -109,7 +109,7 @@ class Work:
             for result in results:
                 piece = pieces[result.number]
                 if result.staged is not None and result.staged != piece.shared:
-                    storage.discard(piece.target, None, [(0, result.staged)], all_=True)
+                    storage.discard(piece.target, None, [(0, result.staged)], whole=True)
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 return [failed(piece, piece.first_block, error) for piece in task]
             raise

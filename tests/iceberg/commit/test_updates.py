@@ -415,7 +415,7 @@ def test_a_new_table_is_what_pyiceberg_makes() -> None:
         ({"uuid": "x"}, "reserved"),
         ({"current-schema": "{}"}, "reserved"),
         ({"a": None}, "'a'"),
-        ({"commit.retry.num-retries": "few"}, "num-retries is 'few': .* 0 or more"),
+        ({"commit.retry.num-retries": "few"}, "num-retries' is 'few': it must be a whole number"),
         ({"write.metadata.previous-versions-max": "x"}, "previous-versions-max"),
         ({"write.metadata.metrics.column.nothing": "full"}, "nothing"),
     ],

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from iceberg_tables import JAVA_LOCATION, KMS_PROPERTIES, by_id, copied, expected_rows
+from iceberg_tables import JAVA_LOCATION, KMS_PROPERTIES, by_id, copied, expected_rows, memory_kms
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ags1.errors import MetadataIntegrityError
 from ags1.iceberg import open_table
 from ags1.iceberg.storage.metadata_files import newest_metadata
+from ags1.kms.client import KmsClient
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -43,7 +44,14 @@ def test_a_refresh_looks_into_the_folder_again(tmp_path: Path) -> None:
     folder = copied("parquet_plain", tmp_path)
     files = sorted((folder / "metadata").glob("*.metadata.json"))
     newer = [file.rename(tmp_path / file.name) for file in files[2:]]
-    table = open_table(str(folder), KMS_PROPERTIES)
+    asked: list[str] = []
+
+    def client_of(key_id: str) -> KmsClient:
+        asked.append(key_id)
+        return memory_kms()
+
+    table = open_table(str(folder), client_of)
+    assert asked == ["keyA"]
     assert table.metadata_location == str(files[1])
     before = table.scan().count()
     for file in newer:

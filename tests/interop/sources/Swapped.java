@@ -32,8 +32,8 @@ public final class Swapped extends HadoopFileIO {
     }
   }
 
-  /** Creates an encrypted table, in whose metadata {@code from} becomes {@code to}. */
-  static Object create(JsonNode arguments) {
+  /** Creates an encrypted table and loads it; in its metadata {@code from} becomes {@code to}. */
+  static Object created(JsonNode arguments) {
     from = arguments.get("from").asText();
     to = arguments.get("to").asText();
     Map<String, String> properties = new HashMap<>();
@@ -50,7 +50,10 @@ public final class Swapped extends HadoopFileIO {
       TableIdentifier name = TableIdentifier.of(namespace, "t");
       Schema schema = new Schema(Types.NestedField.optional(1, "price", Types.LongType.get()));
       Map<String, String> given = Map.of("format-version", "3", "encryption.key-id", "a");
-      return catalog.buildTable(name, schema).withProperties(given).create().location();
+      if (!catalog.tableExists(name)) {
+        catalog.buildTable(name, schema).withProperties(given).create();
+      }
+      return catalog.loadTable(name).location();
     }
   }
 }

@@ -199,17 +199,20 @@ class TableCheck(Shown):
         """Whether there is no error. If ``plaintext_counts`` is false, the files that are not
         encrypted, although the format allows them, do not count."""
         ignored = () if self.plaintext_counts else PLAINTEXT_KINDS
-        kinds = self.finding_counts.keys() - set(ignored)
-        return not any(SEVERITIES[kind] is Severity.ERROR for kind in kinds)
+        return set(self.kinds(Severity.ERROR)) <= set(ignored)
 
     @property
     def bytes_per_second(self) -> float:
         """The speed of the check."""
         return self.verified_size / self.seconds if self.seconds else 0.0
 
-    def count(self, severity: Severity) -> int:
+    def kinds(self, severity: Severity | str) -> list[str]:
+        """Return the kinds of the findings with that severity."""
+        return [kind for kind in self.finding_counts if SEVERITIES[kind] == severity]
+
+    def count(self, severity: Severity | str) -> int:
         """Return the number of findings with that severity."""
-        return sum(n for kind, n in self.finding_counts.items() if SEVERITIES[kind] == severity)
+        return sum(self.finding_counts[kind] for kind in self.kinds(severity))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a dict for JSON."""

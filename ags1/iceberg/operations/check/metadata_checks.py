@@ -13,7 +13,6 @@ from ....keys.envelope import EncryptedKey, KeyEncryptionKey
 from ....keys.manager import (
     CLOCK_SKEW_MS,
     KEK_LIFETIME_MS,
-    TABLE_KEY_ID,
     Clock,
     EncryptionManager,
 )
@@ -34,7 +33,7 @@ _PARTITIONS = "partitions."
 def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> None:
     """Add what is wrong with the metadata and with what it says of its keys to ``findings``."""
     if not table.metadata_is_confirmed:
-        if TABLE_KEY_ID in table.pins():
+        if table.pins().key_id is not None:
             message = (
                 "the catalog has no hash of the table's current metadata.json, as after a commit "
                 "of another writer, so a change of that file would not be noticed: the next commit "

@@ -110,16 +110,16 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
   protected void doCommit(TableMetadata base, TableMetadata metadata) {
     boolean isRegistered = base == null && metadata.metadataFileLocation() != null;
     String location = isRegistered ? metadata.metadataFileLocation() : newLocation(metadata);
-    byte[] meant = bytes(location, metadata);
-    if (!isRegistered) {
-      write(location, meant);
-    }
-    byte[] stored = stored(location);
+    byte[] bytes = isRegistered ? stored(location) : bytes(location, metadata);
     boolean mustParse = base == null || ++unparsed >= MAX_UNPARSED;
-    TableMetadata written = mustParse ? parsed(location, stored) : at(location, metadata);
-    refuseIf(
-        !Arrays.equals(meant, isRegistered ? bytes(location, written) : stored),
-        "%s is not the metadata that was committed: somebody has changed it", location);
+    TableMetadata written = mustParse ? parsed(location, bytes) : at(location, metadata);
+    if (isRegistered) {
+      refuseIf(
+          !Arrays.equals(bytes(location, metadata), bytes(location, written)),
+          "%s is not the metadata that was committed: somebody has changed it", location);
+    } else {
+      write(location, bytes);
+    }
     unparsed = mustParse ? 0 : unparsed;
     String keyId = metadata.properties().get(KEY);
     boolean isConfirmed = !hasStrangeFolder(base, metadata, location);
@@ -133,7 +133,7 @@ final class PinnedOperations extends BaseMetastoreTableOperations {
           if (keyId != null) {
             String pinned = isConfirmed ? location : UNCONFIRMED;
             catalog.setPins(
-                identifier, Map.of(KEY_ID, keyId, LOCATION, pinned, SHA256, sha256(stored)));
+                identifier, Map.of(KEY_ID, keyId, LOCATION, pinned, SHA256, sha256(bytes)));
           } else if (base == null) {
             catalog.setPins(identifier, Map.of()); // left over from a table of that name
           }
