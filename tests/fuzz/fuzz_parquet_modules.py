@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 with harness.instrumented():
     import ags1
     from ags1.engine._gcm import Checksum
-    from ags1.engine.source import MemorySource
+    from ags1.engine.source import open_source
     from ags1.errors import Ags1Error
     from ags1.iceberg.formats.parquet_modules import verify_parquet
     from ags1.iceberg.formats.parquet_transcription import read_contents
@@ -68,7 +68,7 @@ def TestOneInput(data: bytes) -> None:
         return read_contents(*arguments, Checksum(harness.KEY))
 
     def shown(_: object, size: int, km: ags1.KeyMetadata) -> None:
-        view = ParquetView(MemorySource(io.BytesIO(content)), km)
+        view = ParquetView(open_source(io.BytesIO(content))[0], km)
         view.fill(memoryview(bytearray(view.size)), view.parts(None, None))
 
     for check in (shown, verify_parquet, contents):

@@ -3,7 +3,7 @@
 The file system below has ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Listings show ``NAME``
 with the plaintext's size. A path may be given with or without ``.ags1``. Files without this ending
 are not shown, not read and not replaced, so that no plaintext is taken for the content of an
-encrypted file. Only a Parquet file that is encrypted inside (``NAME.parquet``) is read, by its name.
+encrypted file. Only a Parquet file that is encrypted inside (``NAME.parquet``) is read.
 """
 
 from __future__ import annotations

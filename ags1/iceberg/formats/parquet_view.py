@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...engine.key_metadata import KeyMetadata
-from ...engine.source import MemorySource, Source
+from ...engine.source import RangedSource, Source
 from ...errors import Ags1Error, AuthenticationError, FormatError
 from ..spec.constants import PARQUET_MAGIC
 from .parquet_fields import (
@@ -214,7 +214,7 @@ class ParquetView:
         """Write these parts of the plaintext into ``memory``, which begins at ``base``. If a part
         is not authentic, it is zero there. Raises AuthenticationError, TruncatedError and
         FormatError."""
-        is_direct = self._source.far or isinstance(self._source, MemorySource)
+        is_direct = isinstance(self._source, RangedSource)
         most = _FAR_WINDOW_SIZE if is_direct else _WINDOW_SIZE
         scratch = None if is_direct else _SCRATCH.take()
         for run in _runs(sorted(parts, key=lambda part: part.start), most):

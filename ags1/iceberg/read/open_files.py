@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import itertools
 import mmap
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +27,7 @@ from ...columns.arrow_nested import with_child
 from ...columns.avro.files import AvroFile, read_avro
 from ...columns.row_groups import row_group_starts
 from ...engine.key_metadata import KeyMetadata
-from ...engine.source import MemorySource, Source
+from ...engine.source import RangedSource, Source
 from ...errors import FormatError
 from ..formats.parquet_view import ParquetView, Part
 from ..formats.variants import whole
@@ -199,7 +198,8 @@ class OpenView:
         assert size is not None
         self.is_small = size <= _WHOLE_SIZE
         if self.is_small and source.far:
-            source = MemorySource(io.BytesIO(source.fetch(0, size, memoryview(bytearray(size)))))
+            whole = source.fetch(0, size, memoryview(bytearray(size)))
+            source = RangedSource(lambda at, n: whole[at : at + n], size, far=False)
         self._view = ParquetView(source, key_metadata)
         # Of a large file, only a part is in memory at a time.
         self._map: mmap.mmap | None = None

@@ -21,7 +21,7 @@ import pytest
 from pyarrow.parquet.encryption import create_encryption_properties
 
 from ags1 import KeyMetadata
-from ags1.engine.source import MemorySource, PathSource, RangedSource
+from ags1.engine.source import PathSource, RangedSource, open_source
 from ags1.errors import Ags1Error, AuthenticationError
 from ags1.iceberg.formats import parquet_view
 from ags1.iceberg.formats.parquet_fields import ColumnMetaData
@@ -63,7 +63,7 @@ def encrypted(table: pa.Table, **options: Any) -> tuple[bytes, KeyMetadata]:
 
 
 def shown(data: bytes, km: KeyMetadata, names: list[str] | None = None) -> bytearray:
-    view = ParquetView(MemorySource(io.BytesIO(data)), km)
+    view = ParquetView(open_source(io.BytesIO(data))[0], km)
     memory = bytearray(view.size)
     view.prepare(memoryview(memory))
     view.fill(memoryview(memory), view.parts(names, None))
@@ -126,7 +126,7 @@ def test_a_changed_byte_is_refused_and_nothing_of_its_column_is_shown() -> None:
     for at in range(4, footer, 97):
         changed = bytearray(data)
         changed[at] ^= 1
-        view = ParquetView(MemorySource(io.BytesIO(changed)), km)
+        view = ParquetView(open_source(io.BytesIO(changed))[0], km)
         memory = bytearray(view.size)
         for part in view.parts(None, None):
             if part.start <= at < part.end:
@@ -139,7 +139,7 @@ def test_a_changed_byte_is_refused_and_nothing_of_its_column_is_shown() -> None:
         changed = bytearray(data)
         changed[at] ^= 1
         with pytest.raises(Ags1Error):
-            ParquetView(MemorySource(io.BytesIO(changed)), km)
+            ParquetView(open_source(io.BytesIO(changed))[0], km)
 
 
 EVERY_MODULE: dict[str, Any] = {
@@ -163,7 +163,7 @@ def whole() -> tuple[bytes, KeyMetadata]:
 
 
 def plain(data: bytes, km: KeyMetadata) -> PlainParquet:
-    return PlainParquet(MemorySource(io.BytesIO(data)), km)
+    return PlainParquet(open_source(io.BytesIO(data))[0], km)
 
 
 def unencrypted(data: bytes) -> ParquetSource:
