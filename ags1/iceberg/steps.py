@@ -201,8 +201,9 @@ class Attempt:
         self._table = table
         self._manifest_cache = manifest_cache
         manifest_cache.next_attempt()
-        self.base = table.version.base
-        self.committed = self.view = self._view_of(self.base.metadata)
+        version = table.version
+        self.base = version.base
+        self.committed = self.view = self._view_of(version.json, parsed=version.metadata)
         self.updates: list[Update] = []
         self.requirements: list[Update] = []
         self._manager: EncryptionManager | None = None

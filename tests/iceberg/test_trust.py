@@ -46,7 +46,6 @@ from ags1 import (
 from ags1.iceberg import open_table
 from ags1.iceberg.read import metadata as metadata_module
 from ags1.iceberg.read.metadata import read_metadata
-from ags1.iceberg.spec.java_json import java_hash
 from ags1.iceberg.storage.trust import Trust
 from ags1.keys import EncryptionManager, Keychain, encryption_keys_to_dicts
 from ags1.kms import from_properties
@@ -161,8 +160,6 @@ def test_metadata_that_has_a_name_twice(tmp_path: Path, name: str, first: str) -
     path.write_text(text.replace(f'"{name}":', f'"{name}":{first},"{name}":', 1))
     with pytest.raises(MetadataIntegrityError, match=f"has the name '{name}' twice"):
         open_table(str(path), memory_kms(), {JAVA_LOCATION: str(TABLES)})
-    with pytest.raises(ValueError, match=f"has the name '{name}' twice"):
-        java_hash(path.read_bytes())
 
 
 # -- Hive's hash, which Java computed when it wrote the file

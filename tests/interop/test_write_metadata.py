@@ -503,7 +503,7 @@ def test_each_of_spark_s_commits_is_repeated_to_the_byte(spark: SparkTables) -> 
         data = after.read_bytes()
         old, new = json.loads(before.read_bytes()), json.loads(data)
         assert print_metadata(new) == data
-        assert java_hash(data) == spark.parameters(table)["metadata_hash"]
+        assert java_hash(new) == spark.parameters(table)["metadata_hash"]
         if len(new["metadata-log"]) == len(old["metadata-log"]) + 1:
             made = apply_updates(old, difference(old, new), now_ms=new["last-updated-ms"])
             place = new["metadata-log"][-1]["metadata-file"]

@@ -24,7 +24,7 @@ from pyiceberg.typedef import Identifier
 
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
-from ..spec.java_json import java_hash, metadata_hash
+from ..spec.java_json import java_hash, metadata_hash, print_ordered
 from ..spec.requirements import check_requirements
 from ..storage.locations import new_input
 from ..storage.output import TableOutput
@@ -197,7 +197,7 @@ class FileCommits(Commits, ABC):
     def _write(
         self, metadata: dict[str, Any], location: str, output: TableOutput, base: Base | None
     ) -> NewMetadata:
-        text = print_metadata(metadata)
+        text = print_ordered(metadata)  # as apply_updates returns it
         stored = stored_form(text, location)
         output.write(location, stored)
         return self._staged(metadata, location, text, hashlib.sha256(stored).hexdigest(), base)
@@ -205,7 +205,7 @@ class FileCommits(Commits, ABC):
     def _staged(
         self, metadata: dict[str, Any], location: str, text: bytes, sha256: str, base: Base | None
     ) -> NewMetadata:
-        hashed = _java_hash(text, base) if self.keeps_java_hash else ""
+        hashed = _java_hash(metadata, text, base) if self.keeps_java_hash else ""
         return NewMetadata(metadata, location, hashed, sha256)
 
     def _after(self, base: Base, new: NewMetadata) -> Base:
@@ -276,12 +276,12 @@ def catalog_parameters(new: NewMetadata, base: Base | None) -> dict[str, str]:
     }
 
 
-def _java_hash(text: bytes, base: Base | None) -> str:
-    """Return Hive's hash of printed metadata. Java hashes the fields that it knows. If the hash of
-    ``base`` covers fields that are unknown here, a later Java wrote it, and the new hash covers
-    them too."""
-    known, whole = java_hash(text), metadata_hash(text)
+def _java_hash(metadata: Mapping[str, Any], text: bytes, base: Base | None) -> str:
+    """Return Hive's hash of metadata, which is printed as ``text``. Java hashes the fields that it
+    knows. If the hash of ``base`` covers fields that are unknown here, a later Java wrote it, and
+    the new hash covers them too."""
+    known, whole = java_hash(metadata), metadata_hash(text)
     stated = None if base is None else base.trust.java_hash
     if base is None or stated is None or known == whole:
         return known
-    return known if java_hash(print_metadata(base.metadata)) == stated else whole
+    return known if java_hash(base.metadata) == stated else whole

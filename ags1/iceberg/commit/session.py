@@ -66,11 +66,13 @@ def open_version(
     require_encrypted: bool = False,
     cache: KekCache | None = None,
     before: EncryptionManager | None = None,
+    parsed: Version | None = None,
 ) -> Version:
     """Return the version of a table whose metadata was read and checked. ``io`` is the FileIO of
-    its files. ``before`` has the keys of an earlier version. The other arguments are those of
-    ``open_table``. Raises KeyMetadataError if only the
-    metadata says what the table's key is, and the KMS would unwrap with any key that is named."""
+    its files. ``before`` has the keys of an earlier version; what both versions have is not parsed
+    again if ``parsed`` is the earlier version. The other arguments are those of ``open_table``.
+    Raises KeyMetadataError if only the metadata says what the table's key is, and the KMS would
+    unwrap with any key that is named."""
     key_id = base.trust.key_id
     if base.trust.has_hash:
         # A hash confirms the whole metadata, with the key ID.
@@ -80,7 +82,8 @@ def open_version(
     )
     files = TableFiles(io, keys, location_map=location_map, require_encrypted=require_encrypted)
     trust = replace(base.trust, key_id=keys.table_key_id)
-    return Version(replace(base, trust=trust), parse_metadata(base.metadata), files)
+    known = None if parsed is None else (parsed.json, parsed.metadata)
+    return Version(replace(base, trust=trust), parse_metadata(base.metadata, known), files)
 
 
 class TableSession(BuiltTable):
@@ -160,13 +163,15 @@ class TableSession(BuiltTable):
     def view(self) -> TableView:
         """Return this version of the table, to build changes upon. Its key manager is a copy, so
         the keys of a change that fails are forgotten with it."""
-        return self.view_with(self.version.json)
+        version = self.version
+        return self.view_with(version.json, parsed=version.metadata)
 
     def view_with(
         self,
         metadata: dict[str, Any],
         manager: EncryptionManager | None = None,
         committed_refs: Collection[str] | None = None,
+        parsed: TableMetadata | None = None,
     ) -> TableView:
         """Return a version of the table that is not committed yet. ``manager`` has its keys if
         they are under another master key, ``committed_refs`` the refs that the catalog has."""
@@ -175,7 +180,7 @@ class TableSession(BuiltTable):
             metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache, before=keys
         )
         files = self.files.with_keys(keys)
-        return TableView(metadata, files, committed_refs=committed_refs)
+        return TableView(metadata, files, committed_refs=committed_refs, parsed=parsed)
 
     def output(self) -> TableOutput:
         """Return what writes new files of the table. Raises NotImplementedError as ``commits``
@@ -217,6 +222,7 @@ class TableSession(BuiltTable):
                 require_encrypted=files.require_encrypted,
                 cache=keys.cache,
                 before=keys,
+                parsed=self.version,
             )
             self.switch_to(version, base)
 

@@ -9,6 +9,7 @@ functions take parsed JSON. It may be malformed: unexpected parts stay as they a
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import math
@@ -18,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ...host import strict_json
+import pydantic_core
 
 # Orders the fields of a value. The second argument: whether fields unknown to Java are removed.
 _Order = Callable[[Any, bool], Any]
@@ -37,16 +38,16 @@ class _Form:
         self._places = {name: place for place, name in enumerate(self._fields)}
         self._inside = inside or {}
         self._omitted_when_empty = frozenset(omitted_when_empty.split())
+        self._seen = functools.lru_cache(maxsize=256)(self._order_of)
 
     def __call__(self, value: Any, known_only: bool) -> Any:
         if not isinstance(value, dict):
             return value
         if self._is_ordered(value):
-            changed = {
-                name: inner
-                for name, order in self._inside.items()
-                if name in value and (inner := order(value[name], known_only)) is not value[name]
-            }
+            changed = {}
+            for name, form in self._inside.items():
+                if name in value and (inner := form(value[name], known_only)) is not value[name]:
+                    changed[name] = inner
             return {**value, **changed} if changed else value
         is_known = known_only or self._known.issuperset(value)
         unknown = {} if is_known else self._followers(value)
@@ -62,14 +63,15 @@ class _Form:
 
     def _is_ordered(self, value: dict[str, Any]) -> bool:
         """Whether this level has the form already. Of many snapshots, most do."""
-        before = -1
-        for name, inner in value.items():
-            place = self._places.get(name, -1)
-            omitted = inner is None or (not inner and name in self._omitted_when_empty)
-            if place <= before or omitted:
-                return False
-            before = place
-        return True
+        is_in_order, may_be_omitted = self._seen(tuple(value))
+        if not is_in_order or None in value.values():
+            return False
+        return all(map(value.__getitem__, may_be_omitted))
+
+    def _order_of(self, names: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
+        places = [self._places.get(name, -1) for name in names]
+        is_in_order = -1 not in places and places == sorted(places)
+        return is_in_order, tuple(name for name in names if name in self._omitted_when_empty)
 
     def unknown(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that are not known."""
@@ -287,19 +289,23 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
     """Return the metadata.json that Java would print: compact, in UTF-8, in the order of
     ``in_java_order``. Raises ValueError for what JSON does not have: NaN, infinities, text that is
     not Unicode."""
-    ordered = in_java_order(metadata, known_only=known_only)
+    return print_ordered(in_java_order(metadata, known_only=known_only))
+
+
+def print_ordered(metadata: Mapping[str, Any]) -> bytes:
+    """Return what ``java_print`` does, of metadata that is in Java's order."""
     members = []
-    for name, value in ordered.items():
-        # Only schemas have numbers that Java prints differently; C code prints the rest.
-        printed = _with_floats(value) if name in ("schema", "schemas") else _text(value)
-        members.append(f"{_text(name)}:{printed}")
-    return f"{{{','.join(members)}}}".encode()
+    for name, value in metadata.items():
+        # Only schemas have numbers that Java prints differently.
+        is_schema = name in ("schema", "schemas")
+        printed = _with_floats(value).encode() if is_schema else _printed(value)
+        members.append(b"%b:%b" % (_printed(name), printed))
+    return b"{%b}" % b",".join(members)
 
 
-def java_hash(data: bytes) -> str:
-    """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
-    that of Java's print without unknown fields. Raises ValueError if ``data`` is not JSON."""
-    metadata = strict_json.parse(data, long_integers=True)
+def java_hash(metadata: Mapping[str, Any]) -> str:
+    """Return the ``metadata_hash`` that the Hive catalog has for a table's metadata: that of Java's
+    print without unknown fields. Raises ValueError as ``java_print``."""
     return metadata_hash(java_print(metadata, known_only=True))
 
 
@@ -318,15 +324,22 @@ def _with_floats(value: Any) -> str:
     return _text(value)
 
 
-_ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|.)")
+_ESCAPE = re.compile(rb"\\(?:u00([01][0-9a-f])|.)")
 
 
 def _text(value: Any) -> str:
-    printed = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    if "\\u00" not in printed:
+    return _printed(value).decode()
+
+
+def _printed(value: Any) -> bytes:
+    """Return what ``json.dumps`` would print, in a third of the time."""
+    printed = pydantic_core.to_json(value, inf_nan_mode="constants")
+    if b"NaN" in printed or b"Infinity" in printed:
+        json.dumps(value, allow_nan=False)  # refuses numbers of that name, and not text
+    if b"\\u00" not in printed:
         return printed
     # Jackson writes the digits of a control character in capitals.
-    return _ESCAPE.sub(lambda m: f"\\u00{m[1].upper()}" if m[1] else m[0], printed)
+    return _ESCAPE.sub(lambda m: b"\\u00" + m[1].upper() if m[1] else m[0], printed)
 
 
 class _Float(float):

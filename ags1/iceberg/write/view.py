@@ -24,7 +24,7 @@ class TableView:
     """A version of a table: ``metadata`` (parsed JSON), and the files and keys to read it. A change
     is based on the head of ``branch``. If that is None, it is based on main's head, and no branch
     gets its snapshot. ``committed_refs`` are the catalog's branches and tags, if ``metadata`` is
-    not committed yet."""
+    not committed yet. ``parsed`` is what ``parse_metadata`` returns, if somebody has called it."""
 
     def __init__(
         self,
@@ -33,10 +33,12 @@ class TableView:
         branch: str | None = MAIN_BRANCH,
         *,
         committed_refs: Collection[str] | None = None,
+        parsed: TableMetadata | None = None,
     ) -> None:
         self.metadata = metadata
         self.files = files
         self.branch = branch
+        self._parsed = parsed
         refs = metadata.get("refs") or {}
         self.committed_refs = frozenset(refs if committed_refs is None else committed_refs)
 
@@ -44,12 +46,16 @@ class TableView:
         """Return the same version with another branch."""
         if branch == self.branch:
             return self
-        return TableView(self.metadata, self.files, branch, committed_refs=self.committed_refs)
+        return self._with(self.files, branch)
 
     def exposed(self) -> TableView:
         """Return the same version with files that also read plaintext manifests."""
-        files = self.files.reading_exposed()
-        return TableView(self.metadata, files, self.branch, committed_refs=self.committed_refs)
+        return self._with(self.files.reading_exposed(), self.branch)
+
+    def _with(self, files: TableFiles, branch: str | None) -> TableView:
+        return TableView(
+            self.metadata, files, branch, committed_refs=self.committed_refs, parsed=self._parsed
+        )
 
     @property
     def manager(self) -> EncryptionManager:
@@ -71,10 +77,12 @@ class TableView:
         """Makes the locations of the table's new files."""
         return load_location_provider(self.metadata["location"], dict(self.properties))
 
-    @cached_property
+    @property
     def parsed(self) -> TableMetadata:
         """The metadata as PyIceberg's object. Raises as ``parse_metadata``."""
-        return parse_metadata(self.metadata)
+        if self._parsed is None:
+            self._parsed = parse_metadata(self.metadata)
+        return self._parsed
 
     @property
     def schema(self) -> Schema:

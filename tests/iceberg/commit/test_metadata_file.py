@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import math
 import random
 import re
 import struct
@@ -24,7 +25,7 @@ from ags1.iceberg.commit.metadata_file import (
     with_metadata_log,
     without_trailing_slash,
 )
-from ags1.iceberg.read.metadata import read_metadata
+from ags1.iceberg.read.metadata import parse_metadata, read_metadata
 from ags1.iceberg.spec.java_json import in_java_order, java_hash, java_print
 from ags1.iceberg.storage.trust import Trust
 
@@ -62,7 +63,7 @@ def keep_the_order_of_maps(mixed: dict[str, Any], original: dict[str, Any]) -> d
 def test_java_s_files_are_printed_again(path: Path) -> None:
     data = path.read_bytes()
     assert print_metadata(json.loads(data)) == data
-    assert java_hash(data) == sha256(data)
+    assert java_hash(json.loads(data)) == sha256(data)
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
@@ -89,7 +90,8 @@ def test_unknown_fields_stay_where_they_are_and_out_of_the_hash(path: Path) -> N
         metadata = strewn(json.loads(data), random.Random(seed))
         text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode()
         assert print_metadata(metadata) == text
-        assert java_hash(text) == java_hash(data) == sha256(data)
+        hashes = java_hash(json.loads(text)), java_hash(json.loads(data))
+        assert hashes == (sha256(data), sha256(data))
 
 
 def test_readers_accept_the_hash_of_a_file_with_unknown_fields(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_readers_accept_the_hash_of_a_file_with_unknown_fields(tmp_path: Path) -
     metadata["snapshots"][0]["new"] = 1
     path = tmp_path / "v1.metadata.json"
     path.write_bytes(print_metadata(metadata))
-    trust = Trust(java_hash=java_hash(path.read_bytes()))
+    trust = Trust(java_hash=java_hash(json.loads(path.read_bytes())))
     assert read_metadata(PyArrowFileIO(), str(path), trust) == metadata
 
 
@@ -221,6 +223,26 @@ def test_text_is_escaped_as_jackson_does() -> None:
     escaped = r'"a\"\\\b\f\n\r\t\u0000\u001F' + "\x7f\u2028é\U0001f511" + r'\\u001f"'
     assert f'"properties":{{{escaped}:{escaped}}}' in printed
     assert json.loads(printed)["properties"] == {text: text}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_does_not_have_are_refused(value: float) -> None:
+    names = {"format-version": 3, "properties": {"NaN": "Infinity"}}
+    assert b'"properties":{"NaN":"Infinity"}' in print_metadata(names)
+    with pytest.raises(ValueError, match="JSON"):
+        print_metadata({**names, "snapshots": [{"new": value}]})
+
+
+def test_what_two_versions_share_is_parsed_once() -> None:
+    versions = (json.loads(path.read_bytes()) for path in FILES)
+    before = next(each for each in versions if len(each["snapshots"]) > 1)
+    parsed = parse_metadata(before)
+    first, *others = before["snapshots"]
+    after = {**before, "snapshots": [{**first, "timestamp-ms": 1}, *others]}
+    again = parse_metadata(after, (before, parsed))
+    assert again == parse_metadata(after)
+    shared = [a is b for a, b in zip(again.snapshots, parsed.snapshots, strict=True)]
+    assert shared == [False, *[True] * len(others)]
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:
