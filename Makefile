@@ -3,7 +3,7 @@
 # pyproject.toml says what the marks mean.
 PYTHON ?= python3
 VENV ?= .venv
-TESTS ?= -m "local and not slow"
+TESTS ?= -m quick
 # How many processes the tests run in: one more than CPUs, because many tests wait for others.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BIN := $(abspath $(VENV))/bin

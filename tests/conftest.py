@@ -49,11 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         variants = [v for mark in item.iter_markers("slow_variants") for v in mark.args]
-        if not any(map(item.get_closest_marker, ("spark", "cluster", "peers", "interop"))):
-            item.add_marker(pytest.mark.local)
         if any(re.fullmatch(variant, item.callspec.id) for variant in variants):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.variant)
+        if not any(map(item.get_closest_marker, ("spark", "cluster", "peers", "interop"))):
+            item.add_marker(pytest.mark.local)
+            is_slow = item.get_closest_marker("slow") is not None
+            item.add_marker(pytest.mark.long if is_slow else pytest.mark.quick)
     places = {here / file: place for place, file in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 

@@ -1,6 +1,7 @@
 """An encrypted Parquet file with any footer and any pages, all rightly sealed, verifies or is
 refused; a footer that somebody changed is always refused."""
 
+import io
 import struct
 
 import harness
@@ -9,9 +10,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 with harness.instrumented():
     import ags1
     from ags1.engine._gcm import Checksum
+    from ags1.engine.source import open_source
     from ags1.errors import Ags1Error
-    from ags1.iceberg.formats.parquet_modules import check_end, verify_parquet
+    from ags1.iceberg.formats.parquet_modules import verify_parquet
     from ags1.iceberg.formats.parquet_transcription import read_contents
+    from ags1.iceberg.formats.parquet_view import ParquetView
     from ags1.iceberg.formats.thrift import STRUCT, parse, print_struct
 
 FILE_ID = b"file id!"
@@ -64,7 +67,11 @@ def TestOneInput(data: bytes) -> None:
     def contents(*arguments) -> object:
         return read_contents(*arguments, Checksum(harness.KEY))
 
-    for check in (check_end, verify_parquet, contents):
+    def shown(_: object, size: int, km: ags1.KeyMetadata) -> None:
+        view = ParquetView(open_source(io.BytesIO(content))[0], km)
+        view.fill(memoryview(bytearray(view.size)), view.parts(None, None))
+
+    for check in (shown, verify_parquet, contents):
         try:
             check(fetch, len(content), km)
         except Ags1Error:

@@ -81,5 +81,5 @@ def test_levels_that_java_leaves_in_the_clear_are_told_and_not_believed(
     result = verify_table(opened(spark, name, kms))
     assert (result.ok, result.data_files) == (True, 1)
     assert result.finding_counts["plain-levels"] == 1
-    with pytest.raises(AuthenticationError, match="rewrite it in Spark"):
+    with pytest.raises(AuthenticationError, match="rewrite the file in Spark"):
         opened(spark, name, kms).scan().to_arrow()

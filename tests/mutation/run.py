@@ -31,7 +31,7 @@ LEFT_OUT = ("*.so", "__pycache__", "fuzz", "mutation")
 BUILD = [sys.executable, "-W", "ignore", "setup.py", "--quiet", "build_ext", "--inplace"]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m"]
 # With the variants that `make test` leaves to the slow tests.
-ORDINARY = "local and (variant or not slow)"
+ORDINARY = "local and (quick or variant)"
 # Pytest's status if the marks leave no test of a file.
 NO_TESTS = 5
 # The part of the faults that the tests have to notice.

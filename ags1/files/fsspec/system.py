@@ -3,7 +3,7 @@
 The file system below has ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Listings show ``NAME``
 with the plaintext's size. A path may be given with or without ``.ags1``. Files without this ending
 are not shown, not read and not replaced, so that no plaintext is taken for the content of an
-encrypted file.
+encrypted file. Only a Parquet file that is encrypted inside (``NAME.parquet``) is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from glob import has_magic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from fsspec import filesystem as make_filesystem
@@ -28,6 +28,7 @@ from fsspec.utils import isfilelike, other_paths
 from ...engine import layout
 from ...engine.key_metadata import KeyMetadata
 from ...engine.sink import FileSink
+from ...engine.source import open_source
 from ...engine.stream import TextWriter
 from ...errors import (
     KMS_UNUSABLE,
@@ -49,7 +50,12 @@ from .options import KeyOptions
 from .pairs import FILE_SUFFIX, LocalPairs, Pairs, parse_sidecar, stored_path
 from .transfers import ManyFiles, T
 
+if TYPE_CHECKING:
+    from ...iceberg.formats.parquet_view import PlainParquet
+
 Info = dict[str, Any]
+_PARQUET_SUFFIX = ".parquet"
+_PARQUET_MAGIC = b"PARE"
 # Bytes that are decrypted at a time when a whole file is.
 _CHUNK = 8 << 20
 
@@ -282,6 +288,10 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             return self._shown([info], sizes=True)[0]
         info = self.fs.info(path, **kwargs)
         if _is_file(info):
+            if self._is_parquet(path):
+                with self._open_input(path) as file:
+                    sizes = {"size": file.size, "encrypted_size": info["size"]}
+                return {**info, "name": path, **sizes}
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), stored_path(path))
         return info  # type: ignore[no-any-return]
 
@@ -301,7 +311,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         sizes = kwargs.pop("sizes", detail)
         path = self._strip_protocol(path)
         found = self.fs.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
-        if not found and self.isfile(path):
+        if not found and self._is_stored(path):
             found = {path: self._info_below(stored_path(path))}
         listing = self._listing(list(found.values()), sizes=sizes)
         return {info["name"]: info for info in listing} if detail else _names(listing)
@@ -314,6 +324,9 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         return self.isfile(path) or self.isdir(path)
 
     def isfile(self, path: str) -> bool:
+        return self._is_stored(path) or self._is_parquet(self._strip_protocol(path))
+
+    def _is_stored(self, path: str) -> bool:
         return bool(self.fs.isfile(stored_path(self._strip_protocol(path))))
 
     def isdir(self, path: str) -> bool:
@@ -325,7 +338,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
     def _existing(self, path: str) -> str:
         path = self._strip_protocol(path)
-        return stored_path(path) if self.isfile(path) else path
+        return stored_path(path) if self._is_stored(path) else path
 
     def created(self, path: str) -> datetime:
         return self.fs.created(self._existing(path))  # type: ignore[no-any-return]
@@ -364,10 +377,16 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         block_size: int | None = None,
         autocommit: bool = True,
         **kwargs: Any,
-    ) -> EncryptedInput | EncryptedOutput:
-        path = stored_path(self._strip_protocol(path))
+    ) -> EncryptedInput | EncryptedOutput | PlainParquet:
+        plain = self._strip_protocol(path)
+        path = stored_path(plain)
         if mode == "rb":
-            return self._open_input(path)
+            try:
+                return self._open_input(path)
+            except FileNotFoundError:
+                if not self._is_parquet(plain):
+                    raise
+                return self._open_input(plain)
         if mode not in ("wb", "xb"):
             raise NotImplementedError(
                 f"{path}: mode {mode!r} is not supported, because an encrypted file cannot be "
@@ -385,7 +404,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         staged, overwrite = self._pairs.storage.scratch(path), mode == "wb"
         return EncryptedOutput(self, path, staged, overwrite=overwrite, autocommit=autocommit)
 
-    def _open_input(self, path: str) -> EncryptedInput:
+    def _open_input(self, path: str) -> EncryptedInput | PlainParquet:
         seen: object = None
         for tries in range(MOST_TRIES):
             sidecar = None
@@ -405,7 +424,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                     self.fs.invalidate_cache(self.fs._parent(path))
         raise AssertionError
 
-    def _fitting(self, path: str, source: Any, sidecar: Sidecar) -> EncryptedInput:
+    def _fitting(self, path: str, source: Any, sidecar: Sidecar) -> EncryptedInput | PlainParquet:
         file = self._opened(path, source, self._km(path, sidecar, source))
         try:
             if len(sidecar.file_keys) > 1:
@@ -427,7 +446,18 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return int(info["size"] or 0)
 
-    def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput:
+    def _is_parquet(self, path: str) -> bool:
+        """Whether this is a Parquet file that is encrypted inside, which has no ``.ags1``."""
+        if not path.endswith(_PARQUET_SUFFIX) or not self.fs.isfile(path):
+            return False
+        return bool(self.fs.cat_file(path, 0, len(_PARQUET_MAGIC)) == _PARQUET_MAGIC)
+
+    def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput | PlainParquet:
+        if not path.endswith(FILE_SUFFIX):
+            # Needs pyarrow, which is optional.
+            from ...iceberg.formats.parquet_view import PlainParquet
+
+            return PlainParquet(open_source(source)[0], km)
         file = EncryptedInput(source, km, threads=self.threads)
         file.fs, file.stored = self, path
         return file
@@ -531,7 +561,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         self._check_writable()
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
-        if self.isfile(source):
+        if self._is_stored(source):
             stored = stored_path(source), stored_path(target)
             if self._pairs.is_same(*stored):
                 raise shutil.SameFileError(f"{stored[0]!r} and {stored[1]!r} are the same file")
@@ -555,7 +585,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         another process has replaced a file meanwhile. Then nothing is removed."""
         if isinstance(path1, str) and isinstance(path2, str):
             source, target = self._strip_protocol(path1), self._strip_protocol(path2)
-            if self.isfile(source) and stored_path(source) == stored_path(target):
+            if self._is_stored(source) and stored_path(source) == stored_path(target):
                 return
             if recursive and f"{target}/".startswith(f"{source.rstrip('/')}/"):
                 message = "a folder cannot be moved into itself: give another target"
@@ -571,7 +601,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                     paths = [one for one in paths if not self.isdir(one)]
                 path1, path2 = paths, other_paths(paths, self._strip_protocol(path2), exists=into)
         beside = self._pairs.sidecar_path
-        sidecars = [beside(stored_path(one)) for one in paths if self.isfile(one)]
+        sidecars = [beside(stored_path(one)) for one in paths if self._is_stored(one)]
         wanted = [(name, MAX_SIDECAR_SIZE + 1) for name in sidecars]
         before = self._pairs.storage.starts(wanted)
         self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")

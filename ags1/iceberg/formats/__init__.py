@@ -1,6 +1,8 @@
-"""Parquet files of tables, whose pages Arrow encodes and decodes: encrypts them. Independent of
-tables and the keys of a table. ``ags1.columns.avro`` has Avro.
+"""Parquet files of tables, whose pages Arrow encodes and decodes: encrypts them, and shows their
+plaintext. Independent of tables and the keys of a table. ``ags1.columns.avro`` has Avro.
 
+    _modules                 seals and opens the modules of a file, many pages in one call
+    parquet_view             shows an encrypted file as an unencrypted one
     parquet_modules          reads and authenticates each module of a file
     parquet_writer           writes rows
     parquet_transcription    encrypts a file under another key

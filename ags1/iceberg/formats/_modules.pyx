@@ -55,8 +55,7 @@ cdef enum:
 
 # A field of bytes with an id that Parquet does not have: 127, in the form for any id.
 cdef enum:
-    PADDING_SIZE = 4  # with its length of one byte
-    MAX_PADDING = 0x7F
+    PADDING_SIZE = 4  # with a length of one byte
 
 cdef enum:
     # What is sealed at once fits into a CPU's cache.
@@ -122,15 +121,15 @@ cdef Py_ssize_t module_size(const unsigned char *at, Py_ssize_t left) noexcept n
 cdef int read_page_header(
     const unsigned char *at, Py_ssize_t size, PageHead *head
 ) noexcept nogil:
-    """Read the header at ``at``, which is one byte longer than ``rest_end`` says. Return 0 if it is
-    not one, or has more than ``size`` bytes."""
+    """Read the header at ``at``, which ends one byte after ``rest_end``. Return 0 if it is not one,
+    or has more than ``size`` bytes."""
     cdef Cursor source
     cdef int64_t field_id = 0
     cdef int kind
     cdef const unsigned char *begin
     memset(head, 0, sizeof(PageHead))
     head.kind = -1
-    source.at = at
+    source.begin = source.at = at
     source.end = at + size
     source.fault = 0
     while True:
@@ -210,14 +209,18 @@ cdef unsigned char *print_page_header(
 cdef int put_padding(unsigned char *out, Py_ssize_t size) noexcept nogil:
     """Fill ``size`` bytes with a field that nobody reads, and the end of its struct. Return 0 if
     there is no such field."""
-    size -= PADDING_SIZE + 1
-    if not 0 <= size <= MAX_PADDING:
+    cdef Py_ssize_t content = size - PADDING_SIZE - 1, at = PADDING_SIZE
+    if content > 0x7F:  # the length has two bytes
+        content -= 1
+        at += 1
+        out[4] = <unsigned char>(content >> 7)
+    if not 0 <= content <= 0x3FFF:
         return 0
     out[0] = KIND_BINARY
     out[1] = 0xFE
     out[2] = 0x01
-    out[3] = <unsigned char>size
-    memset(out + PADDING_SIZE, 0, size + 1)
+    out[3] = <unsigned char>(content & 0x7F | (0x80 if at > PADDING_SIZE else 0))
+    memset(out + at, 0, content + 1)
     return 1
 
 
@@ -282,9 +285,8 @@ cdef Py_ssize_t open_page(
     aad_size = put_place(context, file_aad_size, kind, pages.ordinals, ordinals_size)
     if not open_module(context, aad_size, sealed + begin, header, text, pages.is_shared):
         return fail(pages, FAILED_TAG)
-    if not read_page_header(text, header - MODULE_OVERHEAD, &head) or (
-        head.rest_end + 1 != text + header - MODULE_OVERHEAD
-    ):
+    # Java's headers have zeros behind them.
+    if not read_page_header(text, header - MODULE_OVERHEAD, &head):
         return fail(pages, FAILED_HEADER)
     if pages.has_dictionary != (head.kind == PAGE_OF_DICTIONARY) or not (
         pages.has_dictionary or head.kind == PAGE_OF_DATA or head.kind == PAGE_OF_DATA_V2

@@ -69,17 +69,6 @@ _MAX_CRYPTO_SIZE = 256
 _HEADER_SIZE = 16 << 10  # most page headers fit into this, with their statistics
 FILE_ID_SIZE = 8
 _WITH_FOOTER_KEY: tuple[int, Struct] = STRUCT, {ColumnCryptoMetaData.WITH_FOOTER_KEY: (STRUCT, {})}
-# What decides of a footer whether a file is encrypted as Iceberg's files are.
-_OF_KEYS: Kept = {
-    FileMetaData.ENCRYPTION_ALGORITHM: {},
-    FileMetaData.ROW_GROUPS: {
-        RowGroup.COLUMNS: {
-            ColumnChunk.FILE_PATH: None,
-            ColumnChunk.CRYPTO_METADATA: None,
-            ColumnChunk.ENCRYPTED_COLUMN_METADATA: None,
-        }
-    },
-}
 _MAX_ORDINAL = 0x7FFF  # they are 16 bits with a sign
 
 # What Python raises for fields that are missing or of another type.
@@ -181,18 +170,6 @@ def verify_parquet(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) ->
     return VerifiedParquet(rows, source.modules, source.padding_size(), source.plain_levels_size)
 
 
-def check_end(fetch: Fetch, actual_size: int, key_metadata: KeyMetadata) -> bytes:
-    """Authenticate a file's footer. Return the end of the file, from the crypto metadata on.
-
-    Another reader that gets these bytes reads what was checked, and authenticates each page.
-    Arguments and errors as for ``verify_parquet``.
-    """
-    source = ParquetSource(fetch, actual_size, key_metadata)
-    with parsing():
-        _, end = source.read_end(_OF_KEYS)
-    return end
-
-
 def print_crypto_metadata(file_id: bytes, supplies_prefix: bool | None) -> bytes:
     """Return the structure before the footer. ``supplies_prefix`` says whether the reader has to
     know an AAD prefix; None leaves the field out, which means no."""
@@ -270,7 +247,8 @@ class ParquetSource:
         self._size = actual_size
         if key_metadata is not None:
             self._size = trusted_length(actual_size, key_metadata, trust_file_size=False)
-        self._cipher: ModuleCipher | None = None
+        self.cipher: ModuleCipher | None = None
+        self.footer_text: bytes = b""
         self._window = memoryview(b"")
         self._window_start = 0
         self._covered: list[tuple[int, int]] = []
@@ -303,6 +281,7 @@ class ParquetSource:
             if stop != self._size - 8:
                 raise FormatError("the footer is not as long as the file's end says", offset=at)
         footer, _ = parse(text, FILE_METADATA_TYPES, kept)
+        self.footer_text = text
         if FileMetaData.ENCRYPTION_ALGORITHM in footer:
             raise FormatError("a Parquet file with keys of its own, which Iceberg's never have")
         if self._km is not None:
@@ -335,7 +314,7 @@ class ParquetSource:
                 "the structure before the footer is not as Iceberg's writers make it: somebody has "
                 "changed it, or an unknown program wrote the file"
             )
-        self._cipher = ModuleCipher(self._km.encryption_key, aad_prefix + file_id)
+        self.cipher = ModuleCipher(self._km.encryption_key, aad_prefix + file_id)
         return size
 
     def _end(self, magic: bytes) -> bytes:
@@ -494,14 +473,14 @@ class ParquetSource:
         self, offset: int, kind: ModuleType, ordinals: bytes, limit: int
     ) -> tuple[bytes, int]:
         """Return the plaintext of a module, and where the module ends: at ``limit`` or before."""
-        assert self._cipher is not None
+        assert self.cipher is not None
         size = self._module_size(offset)
         if size < _LENGTH_SIZE + _OVERHEAD or offset + size > limit:
             raise AuthenticationError(
                 f"the {kind}'s length is impossible: the file was changed", offset=offset
             )
         try:
-            text = self._cipher.open(kind, ordinals, self._take(offset, size))
+            text = self.cipher.open(kind, ordinals, self._take(offset, size))
         except AuthenticationError:
             raise AuthenticationError(
                 f"the {kind} does not verify: wrong key, or the file was changed", offset=offset

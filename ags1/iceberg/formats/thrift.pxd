@@ -29,6 +29,7 @@ cdef enum:
     MAX_FIELD_ID = 0x7FFF
 
 cdef struct Cursor:
+    const unsigned char *begin
     const unsigned char *at
     const unsigned char *end
     int fault

@@ -17,7 +17,8 @@ STRUCT: Final[int]
 
 Struct: TypeAlias = dict[int, tuple[int, Any]]
 Types: TypeAlias = dict[int, int | tuple[int, Any]]
-Kept: TypeAlias = dict[int, "Kept | None"]
+Kept: TypeAlias = dict[int, "Kept | object | None"]
+PLACE: Final[object]
 
 def parse(
     data: Buffer, types: Types | None = None, kept: Kept | None = None

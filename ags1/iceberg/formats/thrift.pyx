@@ -25,6 +25,8 @@ TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range
 Struct = dict
 Types = dict
 Kept = dict
+# What is kept of a field: its value, and under its id with a minus, where the field begins.
+PLACE = object()
 
 
 def parse(data, dict types=None, dict kept=None):
@@ -40,11 +42,11 @@ def parse(data, dict types=None, dict kept=None):
     cdef Cursor cursor
     take_input(data, &view)
     try:
-        cursor.at = <const unsigned char *>view.buf
+        cursor.begin = cursor.at = <const unsigned char *>view.buf
         cursor.end = cursor.at + view.len
         cursor.fault = 0
         fields = read_struct(&cursor, 0, types, kept, True)
-        return fields, cursor.at - <const unsigned char *>view.buf
+        return fields, cursor.at - cursor.begin
     finally:
         PyBuffer_Release(&view)
 
@@ -95,8 +97,10 @@ cdef dict read_struct(Cursor *source, int depth, dict types, dict kept, bint is_
     cdef dict found = {} if is_kept else None
     cdef int64_t field_id = 0
     cdef int kind
+    cdef const unsigned char *begin
     check_depth(source, depth)
     while True:
+        begin = source.at
         kind = next_field(source, &field_id)
         if not kind:
             check(source)
@@ -109,6 +113,9 @@ cdef dict read_struct(Cursor *source, int depth, dict types, dict kept, bint is_
         if is_kept and (kept is None or key in kept):
             if kind != KIND_TRUE:
                 within = None if kept is None else kept[key]
+                if within is PLACE:
+                    within = None
+                    found[-key] = KIND_I64, begin - source.begin
                 content = read_value(source, kind, depth, inside, within, True)
             found[key] = kind, content
         elif kind != KIND_TRUE:

@@ -1,15 +1,16 @@
 """Opens data and delete files: Parquet files with Arrow, Avro files with our reader.
 
-Arrow decrypts Parquet, with properties that are made for one file and never cached. Its messages
-about wrong encrypted files become our errors. No deletes and no filters are known here, but Arrow
-applies a filter that is passed to it.
+Arrow gets the plaintext of encrypted files, and never a key. No deletes and no filters are known
+here, but Arrow applies a filter that is passed to it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+import mmap
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
@@ -28,18 +27,24 @@ from ...columns.arrow_nested import with_child
 from ...columns.avro.files import AvroFile, read_avro
 from ...columns.row_groups import row_group_starts
 from ...engine.key_metadata import KeyMetadata
-from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError
-from ..formats.parquet_modules import check_end
+from ...engine.source import RangedSource, Source
+from ...errors import FormatError
+from ..formats.parquet_view import ParquetView, Part
 from ..formats.variants import whole
 from ..spec.column_types import WKB, variant_part_ids
 from ..spec.constants import PARQUET_FIELD_ID
 from ..storage.table_files import TableFiles
+from .ahead import read_ahead
 from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
 # Files up to this size are read whole: a second request to a distant store, and Arrow's scanner,
 # cost more than columns that nobody wants.
 _WHOLE_SIZE = 1 << 20
+# The plaintexts of files up to this size are held, as in ``ahead``. Of larger ones, row groups of
+# about so many bytes are held: those that are read, and the next ones.
+_HELD_SIZE = 32 << 20
+_VIEW_WINDOW = 64 << 20
 _BATCH_ROWS = 128 << 10  # as a scanner's batches
 # As nanoseconds, INT96 ends in 2262, and later times would be others.
 _INT96_UNIT = "us"
@@ -78,27 +83,23 @@ class OpenParquet:
     ) -> None:
         self._files, self._file = files, file
         key_metadata = file.sized_key
-        self._stream: Any = files.open_stored(file.file_path)
-        self._name = str(next(_NAMES))
+        self._stream: Any = None
         self._fragment: ds.ParquetFileFragment | None = None
         self._whole: pq.ParquetFile | None = None
+        self._view: OpenView | None = None
         try:
-            decryption = None
-            source: tuple[Any, ...] = (self._stream,)
-            if key_metadata is not None:
+            if key_metadata is None:
+                source = self._stream = files.open_stored(file.file_path)
+            else:
                 with files.naming(file.file_path):
-                    source = self._checked(key_metadata)
-                decryption = create_decryption_properties(
-                    key_metadata.encryption_key,
-                    aad_prefix=key_metadata.aad_prefix,
-                    allow_plaintext_files=False,
-                )
+                    self._stream = files.open_source(file.file_path)
+                    self._view = OpenView(self._stream, key_metadata)
+                source = self._view.reader()
             with _arrow_errors(files, file):
-                if isinstance(source[0], pa.BufferReader) and not dictionary_columns:
+                if self._view is not None and self._view.is_small and not dictionary_columns:
                     # The reader of one file takes half the time of a scanner, which is for many.
                     self._whole = pq.ParquetFile(
-                        *source,
-                        decryption_properties=decryption,
+                        source,
                         arrow_extensions_enabled=False,
                         coerce_int96_timestamp_unit=_INT96_UNIT,
                     )
@@ -107,49 +108,20 @@ class OpenParquet:
                 else:
                     parquet = ds.ParquetFileFormat(
                         default_fragment_scan_options=ds.ParquetFragmentScanOptions(
-                            pre_buffer=True,
-                            buffer_size=_BUFFER_SIZE,
-                            decryption_properties=decryption,
+                            pre_buffer=True, buffer_size=_BUFFER_SIZE
                         ),
                         dictionary_columns=dictionary_columns or None,
                         coerce_int96_timestamp_unit=_INT96_UNIT,
                     )
-                    self._fragment = parquet.make_fragment(*source)
+                    self._fragment = parquet.make_fragment(source)
                     self._physical = self._fragment.physical_schema
                     self._metadata = self._fragment.metadata
                 file.check_rows(self._metadata.num_rows)
-            if self._name in _CHECKED.now:
-                _CHECKED.now[self._name] = self._stream
             with files.naming(file.file_path):
                 self.columns = columns_of(self._physical)
         except BaseException:
             self.close()
             raise
-
-    def _checked(self, key_metadata: KeyMetadata) -> tuple[Any, ...]:
-        """Check the footer. Return the source of a fragment, which gives Arrow what was checked:
-        all of a small file, or the end of a larger one. Raises as ``check_end``."""
-        stream = self._stream
-        if not isinstance(stream, pa.NativeFile):
-            stream = self._stream = pa.PythonFile(stream, "r")
-        size = stream.size()
-        whole = stream.read_buffer(size) if size <= _WHOLE_SIZE else None
-
-        def fetch(offset: int, length: int) -> memoryview:
-            # Arrow's bytes are signed: from 128 on, they are not equal to Python's.
-            if whole is not None:
-                return memoryview(whole).cast("B")[offset : offset + length]
-            stream.seek(offset)
-            return memoryview(stream.read_buffer(length)).cast("B")
-
-        end = check_end(fetch, size, key_metadata)
-        if whole is not None:
-            return (pa.BufferReader(whole),)
-        # Memory of Arrow's own: its threads may outlive the interpreter.
-        memory = pa.allocate_buffer(len(end))
-        memoryview(memory).cast("B")[:] = end
-        _CHECKED.now[self._name] = pa.BufferReader(memory)
-        return self._name, _CHECKED_FILES
 
     @property
     def can_filter(self) -> bool:
@@ -177,15 +149,24 @@ class OpenParquet:
         self, names: list[str], row_filter: pc.Expression | None, groups: list[int] | None
     ) -> Iterator[pa.RecordBatch]:
         if self._whole is not None:
+            assert self._view is not None
+            self._view.fill(names, groups)
             for batch in self._whole.iter_batches(_BATCH_ROWS, groups, names, use_threads=False):
                 # A name with a dot in it also finds the inside of a struct.
                 yield batch.select(names)
             return
         assert self._fragment is not None
         fragment = self._fragment if groups is None else self._fragment.subset(row_group_ids=groups)
-        yield from ds.Scanner.from_fragment(
-            fragment, schema=self._physical, columns=names, filter=row_filter
-        ).to_batches()
+        if self._view is None:
+            windows = iter((fragment,))
+        else:
+            if row_filter is not None:
+                fragment = fragment.subset(row_filter, schema=self._physical)
+            windows = self._view.windows(fragment, names)
+        for window in windows:
+            yield from ds.Scanner.from_fragment(
+                window, schema=self._physical, columns=names, filter=row_filter
+            ).to_batches()
 
     def _as_stored(self, batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
         with self._files.naming(self._file.file_path):
@@ -204,27 +185,81 @@ class OpenParquet:
             )
 
     def close(self) -> None:
-        _CHECKED.now.pop(self._name, None)
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
-class _CheckedFiles(pafs.FSSpecHandler):  # type: ignore[misc]
-    """Encrypted files that Arrow opens twice: first to parse the footer, for which it gets the end
-    that was checked, then to read pages, whose tags it verifies. ``now`` has by name what the next
-    opening gives."""
+class OpenView:
+    """The plaintext of an encrypted file in memory, for Arrow to read. Columns are decrypted before
+    Arrow is asked for their rows, so it meets nothing that is not authentic."""
 
-    def __init__(self) -> None:
-        self.now: dict[str, pa.NativeFile] = {}
+    def __init__(self, source: Source, key_metadata: KeyMetadata) -> None:
+        size = source.size
+        assert size is not None
+        self.is_small = size <= _WHOLE_SIZE
+        if self.is_small and source.far:
+            whole = source.fetch(0, size, memoryview(bytearray(size)))
+            source = RangedSource(lambda at, n: whole[at : at + n], size, far=False)
+        self._view = ParquetView(source, key_metadata)
+        # Of a large file, only a part is in memory at a time.
+        self._map: mmap.mmap | None = None
+        if self._view.size <= _HELD_SIZE:
+            self._buffer = pa.allocate_buffer(self._view.size)
+        else:
+            self._map = mmap.mmap(-1, self._view.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._buffer = pa.py_buffer(self._map)
+        self._memory = memoryview(self._map or self._buffer).cast("B")
+        self._view.prepare(self._memory)
 
-    def open_input_file(self, path: str) -> pa.NativeFile:
-        return self.now[path]
+    def reader(self) -> pa.BufferReader:
+        """Return a file for Arrow."""
+        return pa.BufferReader(self._buffer)
+
+    def fill(self, names: list[str], groups: Iterable[int] | None) -> None:
+        """Decrypt these columns of these row groups."""
+        self._view.fill(self._memory, self._view.parts(names, groups))
+
+    def windows(
+        self, fragment: ds.ParquetFileFragment, names: list[str]
+    ) -> Iterator[ds.ParquetFileFragment]:
+        """Yield fragments of row groups, decrypted. Those of a large file are dropped after their
+        turn, and the next ones are decrypted meanwhile."""
+        parts = self._view.parts(names, [group.id for group in fragment.row_groups])
+        if self._map is None:
+            self._view.fill(self._memory, parts)
+            yield fragment
+            return
+        fill = functools.partial(self._view.fill, self._memory)
+        windows = list(_windows(parts))
+        # Two at a time: the window that is read, and the next one.
+        filled = read_ahead(fill, windows, lambda _: 1, 1)
+        for window, _ in zip(windows, filled, strict=True):
+            yield fragment.subset(row_group_ids=sorted({part.group for part in window}))
+            self._drop(window)
+
+    def _drop(self, parts: list[Part]) -> None:
+        assert self._map is not None
+        for part in parts:
+            start = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < end:
+                self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-_CHECKED = _CheckedFiles()
-_NAMES = itertools.count()
-# There is one for all files, which the module keeps: if Arrow's threads had the last reference to
-# a file system in Python, the end of the program could end them by force.
-_CHECKED_FILES = pafs.PyFileSystem(_CHECKED)
+def _windows(parts: list[Part]) -> Iterator[list[Part]]:
+    """Yield the parts of some row groups at a time."""
+    window: list[Part] = []
+    size = 0
+    for _, group in itertools.groupby(parts, key=lambda part: part.group):
+        of_group = list(group)
+        group_size = sum(part.size for part in of_group)
+        if window and size + group_size > _VIEW_WINDOW:
+            yield window
+            window, size = [], 0
+        window += of_group
+        size += group_size
+    if window:
+        yield window
 
 
 class OpenAvro:
@@ -398,34 +433,13 @@ def _stored_array(
 
 @contextmanager
 def _arrow_errors(files: TableFiles, file: ContentFile) -> Iterator[None]:
-    """Turn Arrow's errors about a wrong encrypted file into our errors. Arrow has no types for
+    """Turn Arrow's errors about the contents of an encrypted file into ours. Arrow has no types for
     these, so its messages decide. Errors of the storage pass."""
     with files.naming(file.file_path):
         try:
             yield
         except (OSError, pa.ArrowInvalid) as error:
-            kind, what = _arrow_failure(str(error))
-            if kind is None or not file.is_encrypted:
+            what = str(error).splitlines()[0]
+            if not file.is_encrypted or not ("Parquet" in what or "thrift" in what):
                 raise
-            raise kind(what) from None
-
-
-def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:
-    if "decryption properties on plaintext" in message:
-        return NotEncryptedError, (
-            "the manifest has a key for this file, but it is an unencrypted Parquet file"
-        )
-    if "decrypt" in message.lower() or "AAD" in message:
-        return AuthenticationError, (
-            "the Parquet file does not decrypt: it was changed, or the key is of another file"
-        )
-    if "ciphertext" in message.lower():
-        return AuthenticationError, (
-            "a page of the Parquet file does not decrypt: it was changed, or it is a page of "
-            "version 2 as parquet-java encrypts it. Such a page leaves unauthenticated which "
-            "values are null. Set write.parquet.page-version=v1, and rewrite it in Spark "
-            "(rewrite_data_files)"
-        )
-    if "Parquet" in message or "thrift" in message:
-        return FormatError, f"the Parquet file cannot be read: {message.splitlines()[0]}"
-    return None, ""
+            raise FormatError(f"the Parquet file cannot be read: {what}") from None

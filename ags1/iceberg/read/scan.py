@@ -1,8 +1,8 @@
 """Scans of an encrypted table: PyIceberg's scans, with our planner and our reader of files.
 
-A task reads a data file in five steps: decrypt it (Arrow decrypts Parquet's modules, AGS1 decrypts
-Avro), drop deleted rows, filter, project by field ID, and yield batches. PyIceberg's ``ArrowScan``
-cannot be used, because it keeps file formats in a cache of the process, and those would have keys.
+A task reads a data file in five steps: decrypt it (Parquet by columns, Avro by AGS1's blocks), drop
+deleted rows, filter, project by field ID, and yield batches. PyIceberg's ``ArrowScan`` cannot be
+used, because it keeps file formats in a cache of the process, and those would have keys.
 """
 
 from __future__ import annotations

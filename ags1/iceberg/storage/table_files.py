@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
+import pyarrow as pa
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 
 from ...columns.avro.container import AVRO_MAGIC
@@ -26,6 +27,7 @@ from ...engine.geometry import trusted_length
 from ...engine.key_metadata import KeyMetadata
 from ...engine.layout import DEFAULT_BLOCK_SIZE, HEADER_SIZE, MAGIC, build_header
 from ...engine.reader import Reader
+from ...engine.source import Source, open_source
 from ...errors import (
     Ags1Error,
     FormatError,
@@ -96,7 +98,7 @@ class TableFiles(FileIO):
     length has that of the stored file. ``manifest_cache`` has manifests and manifest lists; None
     caches nothing.
 
-    ``new_input`` returns the stored bytes, because Arrow decrypts Parquet files itself.
+    ``new_input`` returns the stored bytes, as ``open_source`` does.
     ``new_output`` and ``delete`` raise NotImplementedError: PyIceberg would write plaintext. A
     pickle has only wrapped keys; to use it, a process needs the KMS.
     """
@@ -173,6 +175,21 @@ class TableFiles(FileIO):
         """Return a seekable stream of the file's stored bytes."""
         with self.naming(location):
             return self.new_input(location).open()
+
+    def open_source(self, location: str) -> Source:
+        """Return the file's stored bytes as what readers of the engine read."""
+        with self.naming(location):
+            path = self.local_path(location)
+            if path is not None:
+                refuse_pipe(path)
+                return open_source(path)[0]
+            stream: Any = self.open_stored(location)
+            if not isinstance(stream, pa.NativeFile):
+                stream = pa.PythonFile(stream, "r")
+            source, _ = open_source(stream)
+            # The source does not own a stream that it was given.
+            weakref.finalize(source, stream.close)
+            return source
 
     @contextmanager
     def naming(self, location: str) -> Iterator[None]:

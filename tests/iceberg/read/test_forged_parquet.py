@@ -18,6 +18,7 @@ from iceberg_tables import KMS_PROPERTIES
 from pyarrow.parquet.encryption import create_decryption_properties
 
 from ags1 import KeyMetadata
+from ags1.engine.source import open_source
 from ags1.errors import Ags1Error, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read import open_files
@@ -102,7 +103,8 @@ def test_arrow_gets_what_was_checked(
             return data
 
     monkeypatch.setattr(open_files, "_WHOLE_SIZE", whole_size)
-    monkeypatch.setattr(TableFiles, "open_stored", lambda *_: Changing(genuine))
+    source, _ = open_source(pa.PythonFile(Changing(genuine), "r"))
+    monkeypatch.setattr(TableFiles, "open_source", lambda *_: source)
     assert made.table().scan().to_arrow().to_pylist() == forged.rows().to_pylist()
     assert sum(at + size > start for at, size in reads) == 1
     if whole_size:
@@ -115,3 +117,43 @@ def test_a_file_with_fewer_rows_than_its_manifest_says(
     monkeypatch.setattr(ContentFile, "record_count", 3)
     with pytest.raises(MetadataIntegrityError, match="2 rows, but its manifest says 3"):
         made.table().scan().to_arrow()
+
+
+WITHOUT_ENCRYPTION = """
+import sys
+
+names = "_parquet_encryption", "_dataset_parquet_encryption", "parquet.encryption"
+for name in names:
+    sys.modules[f"pyarrow.{name}"] = None
+
+import pyarrow as pa
+from iceberg_tables import KMS_PROPERTIES
+from ags1.iceberg import load_catalog
+
+folder = sys.argv[1]
+place = {"uri": f"sqlite:///{folder}/c.db", "warehouse": f"file://{folder}"}
+catalog = load_catalog("c", type="sql", **place, **KMS_PROPERTIES)
+catalog.create_namespace("db")
+for mode in ("copy-on-write", "merge-on-read"):
+    rows = pa.table({"id": range(10), "text": [f"t{n}" for n in range(10)]})
+    properties = {"encryption.key-id": "keyA", "write.delete.mode": mode}
+    table = catalog.create_table(f"db.{mode}", rows.schema, properties=properties)
+    table.append(rows)
+    table.append(rows.slice(5))
+    table.delete("id = 7")
+    table.upsert(rows.slice(0, 2), join_cols=["id"])
+    table.rekey()
+    table.rewrite_data_files(rewrite_all=True)
+    assert table.check("full").ok
+    assert table.scan("id > 7").to_arrow().num_rows == 4
+    found = sorted(table.to_polars().select("id").collect()["id"])
+    assert found == [0, 1, 2, 3, 4, 5, 5, 6, 6, 8, 8, 9, 9]
+assert all(sys.modules[f"pyarrow.{name}"] is None for name in names)
+"""
+
+
+def test_tables_need_no_encryption_of_arrow(
+    run_python: Callable[..., object], tmp_path: Path
+) -> None:
+    """So no object of Arrow can have a key."""
+    run_python(WITHOUT_ENCRYPTION, tmp_path)
