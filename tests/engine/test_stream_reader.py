@@ -30,10 +30,10 @@ import pyarrow
 import pytest
 import reference
 import sources
+from all_pairs import all_pairs
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from pairwise import pairwise
 
 import ags1
 from ags1 import KeyMetadata, layout
@@ -63,7 +63,7 @@ def reader(data: bytes, block_size: int = 16, **more: Any) -> Any:
 # ---- every kind of source ----------------------------------------------------------------------
 
 
-@pairwise(kind=SEEKABLE, size=[0, 1, 15, 16, 17, 160, 5000], threads=THREADS)
+@all_pairs(kind=SEEKABLE, size=[0, 1, 15, 16, 17, 160, 5000], threads=THREADS)
 def test_sources_that_seek(tmp_path: Path, kind: str, size: int, threads: int) -> None:
     data = reference.pattern(size)
     stream, km = sealed(data)
@@ -83,7 +83,7 @@ def test_sources_that_seek(tmp_path: Path, kind: str, size: int, threads: int) -
             assert out == data + b"\xaa" * 5
 
 
-@pairwise(kind=SEQUENTIAL, size=[0, 1, 15, 16, 17, 160, 5000, 100_000], threads=THREADS)
+@all_pairs(kind=SEQUENTIAL, size=[0, 1, 15, 16, 17, 160, 5000, 100_000], threads=THREADS)
 def test_sources_that_do_not_seek(kind: str, size: int, threads: int) -> None:
     data = reference.pattern(size)
     stream, km = sealed(data)

@@ -32,10 +32,10 @@ import numpy as np
 import pytest
 import reference
 import sources
+from all_pairs import all_pairs
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pairwise import pairwise
 
 import ags1
 from ags1 import KeyMetadata, layout
@@ -139,7 +139,7 @@ KINDS = [
 TARGETS = pytest.mark.parametrize("kind", KINDS)
 
 
-@pairwise(kind=KINDS, size=[0, 1, 15, 16, 17, 160, 5000], threads=THREADS)
+@all_pairs(kind=KINDS, size=[0, 1, 15, 16, 17, 160, 5000], threads=THREADS)
 def test_targets(tmp_path: Path, kind: str, size: int, threads: int) -> None:
     data = reference.pattern(size)
     for step in (1, 7, 16, 40, 10_000) if size <= 160 else (999,):
@@ -535,7 +535,7 @@ def test_an_exception_inside_with_leaves_no_file(
             _ = file.key_metadata
 
 
-@pairwise(kind=KINDS, written=[0, 5, 16, 17, 32, 5000], threads=THREADS)
+@all_pairs(kind=KINDS, written=[0, 5, 16, 17, 32, 5000], threads=THREADS)
 def test_abort_leaves_nothing_that_could_be_taken_for_a_file(
     tmp_path: Path, kind: str, written: int, threads: int
 ) -> None:
@@ -562,7 +562,7 @@ def test_abort_leaves_nothing_that_could_be_taken_for_a_file(
         ags1.decrypt(stream, km.with_file_length(len(stream)))
 
 
-@pairwise(
+@all_pairs(
     written=[0, 5, BLOCK, 3 * BLOCK + 5, 5000],
     behind=[0, 1, 8, 8 + 2 * (BLOCK + 28), 1000],
     kind=["BytesIO", "SFTP", "no truncate"],

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import reference
+from all_pairs import all_pairs
 from conftest import RunPython
-from pairwise import pairwise
 from reading import WAYS, Attempt
 
 import ags1
@@ -338,7 +338,7 @@ def test_every_change_is_refused(shape: Shape, way: str, threads: int, tmp_path:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pairwise(name=list(SHAPES), way=list(WAYS), threads=[1, 2])
+@all_pairs(name=list(SHAPES), way=list(WAYS), threads=[1, 2])
 def test_the_file_as_it_was_is_read(name: str, way: str, threads: int, tmp_path: Path) -> None:
     # Otherwise a way that refuses everything would pass for a careful one.
     shape = SHAPES[name]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def pairwise(**values: Sequence[Any]) -> pytest.MarkDecorator:
+def all_pairs(**values: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrize a test so that each pair of values of two parameters occurs. The two parameters
     with the most values have all their products, and the others take turns beside them."""
     by_size = sorted(values, key=lambda name: len(values[name]), reverse=True)
