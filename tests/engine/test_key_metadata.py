@@ -153,11 +153,11 @@ def test_a_long_tail_is_judged_quickly() -> None:
 # ---- refusals ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, *range(2, 256)])
-def test_other_versions_are_refused(version: int) -> None:
-    data = bytes([version]) + KeyMetadata(KEY).to_bytes()[1:]
-    with pytest.raises(KeyMetadataError, match="version"):
-        KeyMetadata.from_bytes(data)
+def test_other_versions_are_refused() -> None:
+    for version in (0, *range(2, 256)):
+        data = bytes([version]) + KeyMetadata(KEY).to_bytes()[1:]
+        with pytest.raises(KeyMetadataError, match="version"):
+            KeyMetadata.from_bytes(data)
 
 
 def test_a_library_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ import pyarrow
 import pytest
 import reference
 import sources
+from all_pairs import all_pairs
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -40,7 +41,8 @@ from ags1.host.process import PerProcess
 
 MIB = 1 << 20
 KEY, PREFIX = bytes(range(32)), b"sixteen byte aad"
-threads = pytest.mark.parametrize("threads", [1, 2, 4])
+THREADS = [1, 2, 4]
+threads = pytest.mark.parametrize("threads", THREADS)
 SEEKABLE = ["path", "str", "bytes path", "BytesIO", "buffered file", "raw file", "pread", "stingy"]
 SEEKABLE += ["stingy ranges", "pyarrow", "pyarrow in memory", "pyarrow over Python", "SFTP", "mmap"]
 SEEKABLE += ["temporary file", "spooled", "object", "zip member", "tar member", "gzip", "bz2"]
@@ -61,9 +63,7 @@ def reader(data: bytes, block_size: int = 16, **more: Any) -> Any:
 # ---- every kind of source ----------------------------------------------------------------------
 
 
-@threads
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 160, 5000])
-@pytest.mark.parametrize("kind", SEEKABLE)
+@all_pairs(kind=SEEKABLE, size=[0, 1, 15, 16, 17, 160, 5000], threads=THREADS)
 def test_sources_that_seek(tmp_path: Path, kind: str, size: int, threads: int) -> None:
     data = reference.pattern(size)
     stream, km = sealed(data)
@@ -83,9 +83,7 @@ def test_sources_that_seek(tmp_path: Path, kind: str, size: int, threads: int) -
             assert out == data + b"\xaa" * 5
 
 
-@threads
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 160, 5000, 100_000])
-@pytest.mark.parametrize("kind", SEQUENTIAL)
+@all_pairs(kind=SEQUENTIAL, size=[0, 1, 15, 16, 17, 160, 5000, 100_000], threads=THREADS)
 def test_sources_that_do_not_seek(kind: str, size: int, threads: int) -> None:
     data = reference.pattern(size)
     stream, km = sealed(data)

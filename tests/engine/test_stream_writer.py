@@ -32,6 +32,7 @@ import numpy as np
 import pytest
 import reference
 import sources
+from all_pairs import all_pairs
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -40,7 +41,8 @@ import ags1
 from ags1 import KeyMetadata, layout
 
 MIB = 1 << 20
-threads = pytest.mark.parametrize("threads", [1, 2, 4])
+THREADS = [1, 2, 4]
+threads = pytest.mark.parametrize("threads", THREADS)
 BLOCK = 16
 
 
@@ -116,32 +118,28 @@ def collecting(kind: str, path: Path) -> Iterator[tuple[Any, Callable[[], bytes]
                 left.close()
 
 
-TARGETS = pytest.mark.parametrize(
-    "kind",
-    [
-        "path",
-        "str",
-        "bytes path",
-        "buffered file",
-        "raw file",
-        "BytesIO",
-        "stingy",
-        "write only",
-        "pipe",
-        "socket",
-        "SFTP",
-        "object",
-        "gzip",
-        "temporary file",
-        "spooled",
-        "mmap",
-    ],
-)
+KINDS = [
+    "path",
+    "str",
+    "bytes path",
+    "buffered file",
+    "raw file",
+    "BytesIO",
+    "stingy",
+    "write only",
+    "pipe",
+    "socket",
+    "SFTP",
+    "object",
+    "gzip",
+    "temporary file",
+    "spooled",
+    "mmap",
+]
+TARGETS = pytest.mark.parametrize("kind", KINDS)
 
 
-@TARGETS
-@threads
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 160, 5000])
+@all_pairs(kind=KINDS, size=[0, 1, 15, 16, 17, 160, 5000], threads=THREADS)
 def test_targets(tmp_path: Path, kind: str, size: int, threads: int) -> None:
     data = reference.pattern(size)
     for step in (1, 7, 16, 40, 10_000) if size <= 160 else (999,):
@@ -537,9 +535,7 @@ def test_an_exception_inside_with_leaves_no_file(
             _ = file.key_metadata
 
 
-@threads
-@pytest.mark.parametrize("written", [0, 5, 16, 17, 32, 5000])
-@TARGETS
+@all_pairs(kind=KINDS, written=[0, 5, 16, 17, 32, 5000], threads=THREADS)
 def test_abort_leaves_nothing_that_could_be_taken_for_a_file(
     tmp_path: Path, kind: str, written: int, threads: int
 ) -> None:
@@ -566,10 +562,12 @@ def test_abort_leaves_nothing_that_could_be_taken_for_a_file(
         ags1.decrypt(stream, km.with_file_length(len(stream)))
 
 
-@threads
-@pytest.mark.parametrize("written", [0, 5, BLOCK, 3 * BLOCK + 5, 5000])
-@pytest.mark.parametrize("behind", [0, 1, 8, 8 + 2 * (BLOCK + 28), 1000])
-@pytest.mark.parametrize("kind", ["BytesIO", "SFTP", "no truncate"])
+@all_pairs(
+    written=[0, 5, BLOCK, 3 * BLOCK + 5, 5000],
+    behind=[0, 1, 8, 8 + 2 * (BLOCK + 28), 1000],
+    kind=["BytesIO", "SFTP", "no truncate"],
+    threads=THREADS,
+)
 def test_abort_leaves_what_lay_in_front_and_behind(
     written: int, behind: int, kind: str, threads: int
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import reference
+from all_pairs import all_pairs
 from conftest import RunPython
 from reading import WAYS, Attempt
 
@@ -337,11 +338,10 @@ def test_every_change_is_refused(shape: Shape, way: str, threads: int, tmp_path:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_file_as_it_was_is_read(shape: Shape, way: str, threads: int, tmp_path: Path) -> None:
+@all_pairs(name=list(SHAPES), way=list(WAYS), threads=[1, 2])
+def test_the_file_as_it_was_is_read(name: str, way: str, threads: int, tmp_path: Path) -> None:
     # Otherwise a way that refuses everything would pass for a careful one.
+    shape = SHAPES[name]
     case = Case("unchanged", shape.stream, shape.km, None)
     path = tmp_path / "file"
     path.write_bytes(shape.stream)

@@ -115,6 +115,8 @@ def test_output_waits_for_its_reader() -> None:
     assert process.returncode == 0
 
 
+# Of `make test`: the other ways to buffer each output.
+@pytest.mark.slow_variants("help-unbuffered", "text-buffered", "json-unbuffered")
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["list"], ["--output", "json", "list"]], ids=["help", "text", "json"]

@@ -1275,10 +1275,21 @@ def test_a_purged_table_leaves_nothing(catalog: EncryptedCatalog, table: Encrypt
     for n in range(3):
         table.append(rows(n, n + 10))
     table.delete("id = 10")
-    catalog.purge_table("db.t")
+    before = stored(catalog)
+    would = catalog.purge_table("db.t", dry_run=True)
+    assert stored(catalog) == before
+    assert would is not None
+    assert would.snapshot_ids == tuple(s.snapshot_id for s in table.snapshots())
+    left = {file for file in before if file.endswith((".json", ".db"))}
+    assert set(map(without_scheme, would.files.locations)) == {*map(without_scheme, before - left)}
+    assert catalog.purge_table("db.t") == would
     assert stored(catalog) == set()
     with pytest.raises(NoSuchTableError):
         catalog.load_table("db.t")
+    catalog.create_table("db.plain", SCHEMA)
+    with pytest.raises(NotEncryptedError, match="dry run"):
+        catalog.purge_table("db.plain", dry_run=True)
+    assert catalog.purge_table("db.plain") is None
 
 
 def test_a_table_is_created_with_its_first_rows(catalog: EncryptedCatalog) -> None:

@@ -185,9 +185,8 @@ def world(here: None, kms: KmsConfig, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(FileKeys, "for_sealing", for_sealing)
     for name in _CALLS:
         monkeypatch.setattr(MemoryFileSystem, name, counted(name))
-    for module in ("files.ledger.store", "files.staging.remote", "spark.jobs.publishing"):
-        monkeypatch.setattr(f"ags1.{module}.ThreadPoolExecutor", _Inline)
-    monkeypatch.setattr("ags1.spark.jobs.selection.ThreadPoolExecutor", _Inline)
+    for module in ("host.pools", "files.staging.remote"):
+        monkeypatch.setattr(f"ags1.{module}.CancellingPool", _Inline)
     monkeypatch.setattr("ags1.files.ledger.ledger._SIGN_SECONDS", 1e6)
 
     def new(rng: random.Random, *, dead: bool = True) -> World:

@@ -6,6 +6,7 @@
         |
     system    Ags1FileSystem: names, listings, whole files; what fsspec calls
     transfers many files at a time: get, put, copy, cat, pipe
+    entries   entries of a listing: which are encrypted files
     files     the open files that it returns
     pairs     a file and its sidecar in the file system below, local or remote
     urls      encrypted files by their URLs, for Polars and DuckDB

@@ -38,22 +38,22 @@ from ...errors import (
     KeyMetadataError,
     TruncatedError,
 )
-from ...host.atomic import AtomicFile, is_temporary
+from ...host.atomic import AtomicFile
 from ...host.cpu import usable_cpus
 from ...host.descriptors import is_stream, open_stream
 from ...host.threads import thread_count
 from ...keys.sidecar import MAX_SIDECAR_SIZE, MOST_TRIES, START_SIZE, Sidecar, sidecar_path
 from ..storage.bucket import bucket_below
 from ..storage.folder import Folder
+from .entries import Info, is_encrypted, is_file, is_same, names_of
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
 from .pairs import FILE_SUFFIX, LocalPairs, Pairs, parse_sidecar, stored_path
-from .transfers import ManyFiles, T
+from .transfers import ManyFiles, unless_replaced
 
 if TYPE_CHECKING:
     from ...iceberg.formats.parquet_view import PlainParquet
 
-Info = dict[str, Any]
 _PARQUET_SUFFIX = ".parquet"
 _PARQUET_MAGIC = b"PARE"
 # Bytes that are decrypted at a time when a whole file is.
@@ -240,14 +240,14 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         sizes = kwargs.pop("sizes", detail)
         path = self._strip_protocol(path)
         entries = self._entries(path, **kwargs)
-        below = [info for info in entries if _is_file(info) or not _same(info["name"], path)]
+        below = [info for info in entries if is_file(info) or not is_same(info["name"], path)]
         listing = self._listing(below, sizes=sizes)
-        return listing if detail else _names(listing)
+        return listing if detail else names_of(listing)
 
     def _listing(self, entries: list[Info], *, sizes: bool) -> list[Info]:
         """Return the folders and the encrypted files as they are shown, in the order of names."""
-        folders = [info for info in entries if not _is_file(info)]
-        shown = self._shown([info for info in entries if _is_encrypted(info)], sizes=sizes)
+        folders = [info for info in entries if not is_file(info)]
+        shown = self._shown([info for info in entries if is_encrypted(info)], sizes=sizes)
         return sorted([*folders, *shown], key=lambda info: str(info["name"]))
 
     def _entries(self, path: str, **kwargs: Any) -> list[Info]:
@@ -256,7 +256,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             entries = self.fs.ls(path, detail=True, **kwargs)
         first = entries[0] if len(entries) == 1 else None
-        names_file = first is not None and _is_file(first) and _same(first["name"], path)
+        names_file = first is not None and is_file(first) and is_same(first["name"], path)
         if names_file or (not entries and not self.fs.isdir(path)):
             return [self._info_below(stored_path(path))]
         return entries
@@ -284,10 +284,10 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             info = self._info_below(stored_path(path), **kwargs)
         except FileNotFoundError:
             info = None
-        if info is not None and _is_file(info):
+        if info is not None and is_file(info):
             return self._shown([info], sizes=True)[0]
         info = self.fs.info(path, **kwargs)
-        if _is_file(info):
+        if is_file(info):
             if self._is_parquet(path):
                 with self._open_input(path) as file:
                     sizes = {"size": file.size, "encrypted_size": info["size"]}
@@ -314,7 +314,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         if not found and self._is_stored(path):
             found = {path: self._info_below(stored_path(path))}
         listing = self._listing(list(found.values()), sizes=sizes)
-        return {info["name"]: info for info in listing} if detail else _names(listing)
+        return {info["name"]: info for info in listing} if detail else names_of(listing)
 
     def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
         kwargs.setdefault("sizes", kwargs.get("detail", False))
@@ -442,7 +442,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
             if self.isdir(folder := path.removesuffix(FILE_SUFFIX)):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder) from None
             raise
-        if not _is_file(info):
+        if not is_file(info):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return int(info["size"] or 0)
 
@@ -470,7 +470,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                 begin, stop, _ = slice(start, end).indices(file.size)
                 return file.pread(begin, max(0, stop - begin))  # type: ignore[no-any-return]
 
-        return _unless_replaced(read)
+        return unless_replaced(read)
 
     def cat_ranges(
         self,
@@ -503,7 +503,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                     return file.readv([(begin, max(0, end - begin)) for begin, end in bounds])  # type: ignore[no-any-return]
 
             try:
-                found = _unless_replaced(ranges)
+                found = unless_replaced(ranges)
             except Exception as error:
                 if on_error != "return":
                     raise
@@ -681,38 +681,6 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                 f"a file system with key_for cannot be {done}, because the function may hold keys: "
                 "put sidecars beside the files"
             )
-
-
-def _unless_replaced(read: Callable[[], T]) -> T:
-    """Return what ``read`` returns. If another process replaces the object that it reads, it begins
-    again. Raises OSError, what ``read`` raises."""
-    for _ in range(MOST_TRIES - 1):
-        try:
-            return read()
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-    return read()
-
-
-def _names(listing: list[Info]) -> list[str]:
-    return [info["name"] for info in listing]
-
-
-def _is_file(info: Info) -> bool:
-    return bool(info["type"] != "directory")
-
-
-def _is_encrypted(info: Info) -> bool:
-    name = info["name"].rpartition("/")[2]
-    plain = name.removesuffix(FILE_SUFFIX)
-    # A file that was encrypted twice has no name here.
-    is_named = plain not in ("", name) and not plain.endswith(FILE_SUFFIX)
-    return _is_file(info) and is_named and not is_temporary(name)
-
-
-def _same(name: str, path: str) -> bool:
-    return name.strip("/") == path.strip("/")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ storage, ``ManyFiles`` does many files at a time, each in a thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
@@ -19,6 +20,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
 
 from ...host.threads import run_in_threads
+from ...keys.sidecar import MOST_TRIES
 from .pairs import FILE_SUFFIX
 
 T = TypeVar("T")
@@ -213,3 +215,15 @@ def _are_distinct(paths: Iterable[Any]) -> bool:
     """Whether no file is named twice: as a URL or a path, with its suffix or without."""
     names = [str(path).rpartition("://")[2].removesuffix(FILE_SUFFIX) for path in paths]
     return len(set(names)) == len(names)
+
+
+def unless_replaced(read: Callable[[], T]) -> T:
+    """Return what ``read`` returns. If another process replaces the object that it reads, it begins
+    again. Raises OSError, what ``read`` raises."""
+    for _ in range(MOST_TRIES - 1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return read()

@@ -11,10 +11,10 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from ...engine._gcm import random_bytes
 from ...errors import KmsAccessDeniedError
+from ...host.pools import map_in_threads
 from ...kms.passphrase import check_owner
 from ..paths import local_path
 from ..storage.bucket import Bucket, open_bucket
@@ -60,8 +60,7 @@ class Store:
             for path in paths:
                 self._storage.remove(path)
             return
-        with ThreadPoolExecutor(min(len(paths), _REQUESTS), "ags1-ledger") as pool:
-            list(pool.map(self._storage.remove, paths))
+        list(map_in_threads(_REQUESTS, self._storage.remove, paths))
 
     def modified(self, name: str) -> float:
         """Return when an object was made, in seconds since 1970, by the storage's clock."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from ...host.pools import CancellingPool
 from ...host.process import OncePerProcess
 from ..filesystems import host_url_of, is_s3, open_filesystem, refuse_chain
 from ..paths import local_path
@@ -75,7 +75,7 @@ def find(
     problems: list[Problem] = []
     passed_over: dict[str, tuple[str, int]] = {}
     takes = takes or _all
-    with ThreadPoolExecutor(LISTING_THREADS, "ags1-listing") as pool:
+    with CancellingPool(LISTING_THREADS, "ags1-listing") as pool:
         for source in sources:
             try:
                 absolute(source)

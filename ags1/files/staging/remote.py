@@ -10,7 +10,7 @@ import glob
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ...errors import Ags1Error
 from ...host.atomic import is_temporary, temporary_name
+from ...host.pools import CancellingPool, map_in_threads
 from ..filesystems import os_errors
 from ..ledger import Row
 from ..storage.bucket import Bucket, status_of
@@ -221,7 +222,7 @@ class RemoteStorage(Bucket):
         name = self.name(folder).rstrip("/")
         if count <= _FEW or not name:
             return self.status
-        with ThreadPoolExecutor(LISTING_THREADS, "ags1-listing") as pool:
+        with CancellingPool(LISTING_THREADS, "ags1-listing") as pool:
             known = {}
             for item in self._below(name, name, pool):
                 if isinstance(item, SourceFile):
@@ -385,8 +386,7 @@ def in_pool(call: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T
             return item, error
         return item, None
 
-    with ThreadPoolExecutor(REQUESTS, "ags1-requests") as pool:
-        yield from pool.map(one, items)
+    return map_in_threads(REQUESTS, one, items)
 
 
 def _copies(kind: type[Any]) -> bool:

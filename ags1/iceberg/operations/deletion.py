@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
+from ...host.pools import map_in_threads
 from ..read.statistics import list_statistics
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
-from ..write.executors import CancellingPool
 
 GC_ENABLED = "gc.enabled"
 _THREADS = 4
@@ -70,10 +70,9 @@ def delete_files(
             return location
         return None
 
-    with CancellingPool(_THREADS) as pool:
-        for done, location in enumerate(pool.map(delete, locations), 1):
-            if location is not None:
-                failed.append(location)
-            if progress is not None:
-                progress(done, len(locations))
+    for done, location in enumerate(map_in_threads(_THREADS, delete, locations), 1):
+        if location is not None:
+            failed.append(location)
+        if progress is not None:
+            progress(done, len(locations))
     return tuple(failed)

@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from ...errors import Ags1Error, KmsError
+from ...host.pools import CancellingPool
 from ..read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ..read.statistics import list_statistics
 from ..storage.locations import FileNames
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
-from ..write.executors import CancellingPool
 from ..write.view import TableView
 from .deletion import DeletionProgress, delete_files
 

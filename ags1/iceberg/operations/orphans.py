@@ -34,11 +34,13 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from pyiceberg.exceptions import ValidationException
 
 from ...errors import ArgumentError, MetadataIntegrityError
+from ...host.pools import map_in_threads
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
@@ -49,7 +51,6 @@ from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import METADATA_ENDINGS, TableFolders
 from ..storage.trust import Trust
-from ..write.executors import CancellingPool
 from .deletion import (
     GC_ENABLED,
     DeletionProgress,
@@ -322,11 +323,10 @@ class _Search:
     def _check_other_tables(self, metadata_files: Sequence[str]) -> None:
         """Raise ValidationException if one of these metadata files is another table's. That table's
         files could not be distinguished from orphans."""
-        with CancellingPool(_THREADS) as pool:
-            uuids = pool.map(lambda file: _uuid_of(self._table.files, file), metadata_files)
-            for location, uuid in zip(metadata_files, uuids, strict=True):
-                if uuid is not None:
-                    self._check_uuid(uuid, location)
+        uuids = map_in_threads(_THREADS, partial(_uuid_of, self._table.files), metadata_files)
+        for location, uuid in zip(metadata_files, uuids, strict=True):
+            if uuid is not None:
+                self._check_uuid(uuid, location)
 
     def _check_uuid(self, uuid: str, location: str) -> None:
         if uuid != self._uuid:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pyiceberg.exceptions import ValidationException
@@ -19,6 +20,7 @@ from pyiceberg.io import FileIO
 
 from ...columns.avro.container import AVRO_MAGIC
 from ...errors import Ags1Error, MetadataIntegrityError
+from ...host.pools import map_in_threads
 from ...keys.manager import TABLE_KEY_ID
 from ..read.metadata import is_plaintext, read_metadata
 from ..read.records import read_entries
@@ -29,7 +31,6 @@ from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
-from ..write.executors import CancellingPool
 from ..write.view import TableView
 from .deletion import GC_ENABLED, delete_files, logged_metadata, may_share_files
 from .plain_snapshots import plain_manifests
@@ -91,13 +92,13 @@ def plaintext_files(
         (inside if is_own else outside)[file_identity(location)] = location
     # A needed file may also be listed by another name.
     inside = {i: location for i, location in inside.items() if not needed.has(location)}
-    with CancellingPool(_READ_THREADS) as pool:
-        results = pool.map(lambda location: _begins_as_tables(location, files), inside.values())
-        for identity, is_tables in zip(list(inside), results, strict=True):
-            if is_tables is None:
-                del inside[identity]
-            elif not is_tables:
-                outside[identity] = inside.pop(identity)
+    begins = partial(_begins_as_tables, files=files)
+    results = map_in_threads(_READ_THREADS, begins, list(inside.values()))
+    for identity, is_tables in zip(list(inside), results, strict=True):
+        if is_tables is None:
+            del inside[identity]
+        elif not is_tables:
+            outside[identity] = inside.pop(identity)
     return PlaintextFiles(
         tuple(inside.values()),
         tuple(path for i, path in outside.items() if i not in inside and not needed.has(path)),

@@ -17,11 +17,11 @@ from urllib.parse import unquote
 from pyiceberg.manifest import ManifestFile
 
 from ...errors import MetadataIntegrityError
+from ...host.pools import map_in_threads
 from ..read.snapshots import EncryptedSnapshot
 from ..read.statistics import list_statistics
 from ..storage.locations import FileNames, path_without_host, real_file
 from ..storage.table_files import TableFiles
-from ..write.executors import CancellingPool
 from ..write.view import TableView
 from .deletion import logged_metadata
 
@@ -154,5 +154,4 @@ def _read_all(
                 return []
             raise
 
-    with CancellingPool(_THREADS) as pool:
-        yield from pool.map(read_one, items)
+    return map_in_threads(_THREADS, read_one, items)

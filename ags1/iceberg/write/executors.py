@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from typing import Protocol, TypeAlias, TypeVar
 
 from pyiceberg.table.locations import LocationProvider
 
 from ...host.cpu import usable_cpus
+from ...host.pools import CancellingPool
 from ..read.records import ContentFile
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
@@ -33,21 +34,6 @@ Done: TypeAlias = "Callable[[ContentFile, ContentFile], None]"
 Merged: TypeAlias = "Callable[[Merge, list[ContentFile]], None]"
 
 _Item = TypeVar("_Item")
-
-
-class CancellingPool(ThreadPoolExecutor):
-    """Threads for one ``with`` block. At its end, also after an interrupt, ``stop`` is called, no
-    further call begins, and this waits for those under way."""
-
-    def __init__(
-        self, threads: int, name: str = "ags1", stop: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(threads, name)
-        self._before_end = stop
-
-    def __exit__(self, *_: object) -> None:
-        self._before_end()
-        self.shutdown(cancel_futures=True)
 
 
 class RewriteExecutor(Protocol):

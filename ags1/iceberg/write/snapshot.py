@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ...errors import MetadataIntegrityError
+from ...host.pools import CancellingPool
 from ...keys.manager import EncryptionManager, now_ms
 from ..read.ahead import read_ahead
 from ..read.pruning import PartitionsOfFiles
@@ -37,7 +38,6 @@ from ..spec.table_keys import with_own_kek
 from ..storage.output import TableOutput
 from ..storage.workers import pool_size
 from .conflicts import ConflictError, Read
-from .executors import CancellingPool
 from .manifests import (
     DATA_MANIFEST,
     DEFAULT_TARGET_SIZE,

@@ -12,7 +12,6 @@ import errno
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from ...files.paths import local_path
 from ...files.sidecars import sidecar_bytes
 from ...files.staging.places import absolute, find, open_storage
 from ...files.staging.protocol import REQUESTS, SourceFile
+from ...host.pools import map_in_threads
 from ...keys.keychain import find_sidecar, key_of_file
 from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
 from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
@@ -87,9 +87,8 @@ def encrypted_below(folder: str, known: Collection[str]) -> list[str]:
     names = {file.path for file in listed}
     others = (file for file in files if file.path not in known)
     likely = [f for f in others if f.path.endswith(LEDGER_SUFFIX) or sidecar_path(f.path) in names]
-    with ThreadPoolExecutor(REQUESTS, "ags1-headers") as pool:
-        looked_at = zip(likely, pool.map(_begins_encrypted, likely), strict=True)
-        certain = [file.path for file, is_ours in looked_at if is_ours]
+    looked_at = zip(likely, map_in_threads(REQUESTS, _begins_encrypted, likely), strict=True)
+    certain = [file.path for file, is_ours in looked_at if is_ours]
     return [file.path for file in files if file.path in known] + certain
 
 

@@ -5,7 +5,6 @@ ledger. Each process unwraps the keys for itself."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from ...files.ledger import DONE, ENCRYPT, REMOVED, open_ledger
 from ...files.ledger.lookup import joined, pending_keys
 from ...files.staging.places import absolute
 from ...files.staging.protocol import REQUESTS
+from ...host.pools import map_in_threads
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..planning_errors import in_few_words
@@ -110,11 +110,10 @@ def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]
         raise KeyMetadataError(_NO_KEYS, file=paths[0])
     missing = [target for target in _below(paths, known) if target not in listed]
     look = list_if_there if opt.flag(options, "ignoremissingfiles") else list_file
-    with ThreadPoolExecutor(REQUESTS, "ags1-listing") as pool:
-        # Files written since the listing, or left out of an incomplete listing.
-        for file in pool.map(look, missing):
-            if file is not None:
-                listed[file.path] = file
+    # Files written since the listing, or left out of an incomplete listing.
+    for file in map_in_threads(REQUESTS, look, missing):
+        if file is not None:
+            listed[file.path] = file
     keys: dict[str, str] = {}
     for target, file in listed.items():
         if target in known and (wrapped := known[target].key_metadata) is not None:

@@ -29,7 +29,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -41,6 +40,7 @@ from ...files.staging import local_files, marks
 from ...files.staging.local import LocalStorage
 from ...files.staging.places import open_storage
 from ...files.staging.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
+from ...host.pools import map_in_threads
 from ...keys.sidecar import START_SIZE, Sidecar, first_nonce
 from .work import cause
 
@@ -153,8 +153,7 @@ def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = Fals
     name = partial(_published_row, again=again, sidecars=sidecars)
     if not any(_is_staged(row) and open_storage(row.target).is_remote for row in rows):
         return _published(rows, name, map)
-    with ThreadPoolExecutor(REQUESTS, "ags1-publishing") as pool:
-        return _published(rows, name, pool.map)
+    return _published(rows, name, partial(map_in_threads, REQUESTS))
 
 
 def sync_names(rows: Sequence[Row]) -> None:

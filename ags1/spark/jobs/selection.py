@@ -9,7 +9,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ...engine import layout
@@ -22,6 +21,7 @@ from ...files.staging.packed import DigestMap, Packed, PackedRows
 from ...files.staging.pieces import BLOCK_SIZE, Item
 from ...files.staging.places import absolute, find, open_storage
 from ...files.staging.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
+from ...host.pools import map_in_threads
 from ...keys.sidecar import SUFFIX as KEYS
 from .patterns import Patterns
 from .publishing import has_its_name
@@ -249,10 +249,10 @@ class Selection:
 
         self._ledger.facts(by_target, ENCRYPT, columns, with_others)
         pending = [row for row in pending if (row.operation, row.status) == (ENCRYPT, DONE)]
-        with ThreadPoolExecutor(REQUESTS, "ags1-names") as pool:
-            for row, is_named in zip(pending, pool.map(has_its_name, pending), strict=True):
-                if is_named:
-                    by_target[row.target] = row
+        are_named = map_in_threads(REQUESTS, has_its_name, pending)
+        for row, is_named in zip(pending, are_named, strict=True):
+            if is_named:
+                by_target[row.target] = row
         return by_target
 
     def _all_encrypted(self, by_target: PackedRows[Row]) -> Iterator[tuple[SourceFile, Row]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ...engine._gcm import random_bytes
@@ -17,6 +16,7 @@ from ...files.ledger.rows import encrypted_row
 from ...files.sidecars import Beside, OldKeys, place_beside, sidecar_bytes
 from ...files.staging.places import find, open_storage
 from ...files.staging.protocol import REQUESTS, SourceFile
+from ...host.pools import CancellingPool, map_in_threads
 from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
 from .report import FailedFile
@@ -57,7 +57,7 @@ def write_sidecars(ledger: Ledger) -> Moved:
     moved = Moved()
     columns = ("target", "key_metadata")
     rows = [row for row in ledger.done(ENCRYPT, columns).values() if row.key_metadata is not None]
-    with ThreadPoolExecutor(REQUESTS, "ags1-sidecars") as pool:
+    with CancellingPool(REQUESTS) as pool:
         futures = [pool.submit(write, row) for row in rows]
         for row, future in zip(rows, futures, strict=True):
             try:
@@ -119,8 +119,7 @@ def _with_sidecars(
         except _ERRORS as error:
             return error
 
-    with ThreadPoolExecutor(REQUESTS, "ags1-sidecars") as pool:
-        yield from zip(pairs, pool.map(read, pairs), strict=True)
+    yield from zip(pairs, map_in_threads(REQUESTS, read, pairs), strict=True)
     for file in files:
         if file.path.endswith(SUFFIX) and sidecar_path(file.path) not in paths:
             message = (

@@ -12,7 +12,7 @@ import errno
 import hmac
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import AbstractContextManager
 from typing import ClassVar, NamedTuple
 
@@ -26,6 +26,7 @@ from ...files.staging import local_files, marks
 from ...files.staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
 from ...files.staging.places import open_storage
 from ...files.staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
+from ...host.pools import CancellingPool
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import START_SIZE, first_nonce
 from ..workers import end_of_task, task_context
@@ -128,10 +129,9 @@ class Work:
                     no_room = result
                 yield result
             return
-        with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-piece") as pool:
+        with CancellingPool(_SIDE_BY_SIDE, "ags1-piece") as pool:
             futures = [pool.submit(self._result, piece, attempt) for piece in task]
             wait(futures, return_when=FIRST_EXCEPTION)
-            pool.shutdown(cancel_futures=True)
         ended = [future for future in futures if not future.cancelled()]
         # An exception is raised last, so that the caller has all results.
         for future in sorted(ended, key=lambda future: future.exception() is not None):

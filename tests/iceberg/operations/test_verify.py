@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from all_pairs import all_pairs
 from iceberg_tables import (
     JAVA_LOCATION,
     MASTER_KEYS,
@@ -973,9 +974,11 @@ def replace_all(table: EncryptedTable) -> None:
     expire(table)
 
 
-@pytest.mark.parametrize("place", ["lists", "files"])
-@pytest.mark.parametrize("change", [expire, replace_all, lambda t: t.append(pa.table({"id": [7]}))])
-@pytest.mark.parametrize("is_damaged", [False, True])
+def append(table: EncryptedTable) -> None:
+    table.append(pa.table({"id": [7]}))
+
+
+@all_pairs(place=["lists", "files"], change=[expire, replace_all, append], is_damaged=[False, True])
 def test_what_others_change_meanwhile_is_no_damage(
     catalog: Any, place: str, change: Callable[[EncryptedTable], None], is_damaged: bool
 ) -> None:

@@ -43,10 +43,10 @@ from pyiceberg.table import Table
 
 from ....errors import KMS_UNUSABLE, Ags1Error, MetadataIntegrityError, NotEncryptedError
 from ....host.cpu import usable_cpus
+from ....host.pools import CancellingPool
 from ....keys.manager import TABLE_KEY_ID, Clock, now_ms
 from ...commit.session import TableSession
 from ...storage.byte_meter import ByteMeter
-from ...write.executors import CancellingPool
 from ..plaintext_files import unencrypted_version
 from .checks import Check, CheckExecutor, CheckThreads
 from .file_index import FileIndex
