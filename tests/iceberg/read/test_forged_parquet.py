@@ -178,7 +178,9 @@ def test_a_large_file_is_read_by_windows(tmp_path: Path, monkeypatch: pytest.Mon
     ((task,),) = [list(table.scan().plan_files())]
     file = Path(task.file.file_path.removeprefix("file://"))
     genuine = file.read_bytes()
-    file.write_bytes(genuine[:300_000] + bytes([genuine[300_000] ^ 1]) + genuine[300_001:])
+    middle = len(genuine) // 2
+    changed = bytes([genuine[middle] ^ 1])
+    file.write_bytes(genuine[:middle] + changed + genuine[middle + 1 :])
     with pytest.raises(AuthenticationError):
         table.scan().to_arrow()
     file.write_bytes(genuine)
