@@ -51,7 +51,7 @@ def write_table(
     keychain.prepare()
     target, sidecar_file = os.path.realpath(path), sidecar_beside(os.fspath(path))
     check_link(os.fspath(path), sidecar_file)
-    staged = StagedFile(target)
+    staged = StagedFile(target, overwrite=True)
     try:
         km = KeyMetadata.generate(FILE_KEY_SIZE)
         writer = EncryptedParquetWriter(staged.write, km, table.schema, **options)

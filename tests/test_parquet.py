@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,26 @@ def test_ags1_urls_name_it(written: tuple[Path, KeyMetadata], options: dict[str,
     with pytest.raises(FileNotFoundError):
         files.open(str(path), "rb")
     assert not files.exists(str(path))
+
+
+def test_a_file_is_replaced_as_a_whole(
+    written: tuple[Path, KeyMetadata], options: dict[str, Any], tmp_path: Path
+) -> None:
+    path, _ = written
+    names = sorted(os.listdir(tmp_path))
+    on_excess = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for most in (1000, path.stat().st_size // 2):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+            with pytest.raises(OSError, match="File too large"):
+                parquet.write_table(ROWS, path, storage_options=options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, on_excess)
+    with parquet.open(path, storage_options=options) as file:
+        assert pq.read_table(file).equals(ROWS)
+    parquet.write_table(ROWS.slice(7), path, storage_options=options)
+    with parquet.open(path, storage_options=options) as file:
+        assert pq.read_table(file).equals(ROWS.slice(7))
+    assert sorted(os.listdir(tmp_path)) == names

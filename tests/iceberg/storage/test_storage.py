@@ -43,6 +43,7 @@ from ags1 import (
     TruncatedError,
 )
 from ags1.iceberg import EncryptedCatalog, TableFiles, open_table, verify_table
+from ags1.iceberg.read.open_files import OpenView
 from ags1.keys.manager import EncryptionManager
 from ags1.kms import KmsClient, from_properties
 
@@ -336,6 +337,10 @@ def test_errors_about_a_moved_table_name_both_locations(
         path.write_bytes(whole)
 
 
+def opened(files: TableFiles, file: Any) -> OpenView:
+    return OpenView(files.open_source(file.file_path), file.sized_key)
+
+
 @pytest.mark.parametrize("credentials", ["of the environment", "of properties"])
 def test_the_number_of_requests(s3: Any, credentials: str) -> None:
     rows = pa.table({"id": [1, 2, 3]})
@@ -370,12 +375,15 @@ def test_the_number_of_requests(s3: Any, credentials: str) -> None:
             table.append(rows)
         read = catalog.load_table("db.t")
         count("scan", lambda: read.scan().to_arrow())
+        (*_, task) = read.scan().plan_files()
+        count("a small data file", lambda: opened(read.files, task.file))
         count("compaction", lambda: read.rewrite_data_files())
         count("verify", lambda: verify_table(catalog.load_table("db.t")))
         count("expire", lambda: read.expire_snapshots("0s", 1))
     # Arrow makes the marker of a folder again when it has deleted a file there, unless another
     # thread has just done that.
     assert 95 <= made.pop("expire") <= 110
+    assert made.pop("a small data file") == 2
     assert made == {
         "append": 6,
         "delete": 14,
