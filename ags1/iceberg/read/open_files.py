@@ -7,7 +7,6 @@ here, but Arrow applies a filter that is passed to it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import mmap
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +44,8 @@ _WHOLE_SIZE = 1 << 20
 # about so many bytes are held: those that are read, and the next ones.
 _HELD_SIZE = 32 << 20
 _VIEW_WINDOW = 64 << 20
+# Huge pages, of 2 MiB, do not make parts of this size much larger.
+_HUGE_SIZE = 4 << 20
 _BATCH_ROWS = 128 << 10  # as a scanner's batches
 # As nanoseconds, INT96 ends in 2262, and later times would be others.
 _INT96_UNIT = "us"
@@ -229,21 +230,29 @@ class OpenView:
             self._view.fill(self._memory, parts)
             yield fragment
             return
-        fill = functools.partial(self._view.fill, self._memory)
         windows = list(_windows(parts))
         # Two at a time: the window that is read, and the next one.
-        filled = read_ahead(fill, windows, lambda _: 1, 1)
+        filled = read_ahead(self._fill_window, windows, lambda _: 1, 2)
         for window, _ in zip(windows, filled, strict=True):
             yield fragment.subset(row_group_ids=sorted({part.group for part in window}))
             self._drop(window)
 
+    def _fill_window(self, parts: list[Part]) -> None:
+        # The first use of each of many small pages takes longer than AES.
+        if (huge := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
+            self._advise(huge, (part for part in parts if part.size >= _HUGE_SIZE))
+        self._view.fill(self._memory, parts)
+
     def _drop(self, parts: list[Part]) -> None:
+        self._advise(mmap.MADV_DONTNEED, parts)
+
+    def _advise(self, advice: int, parts: Iterable[Part]) -> None:
         assert self._map is not None
         for part in parts:
             start = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
             end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
             if start < end:
-                self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+                self._map.madvise(advice, start, end - start)
 
 
 def _windows(parts: list[Part]) -> Iterator[list[Part]]:

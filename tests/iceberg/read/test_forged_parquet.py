@@ -19,7 +19,7 @@ from pyarrow.parquet.encryption import create_decryption_properties
 
 from ags1 import KeyMetadata
 from ags1.engine.source import open_source
-from ags1.errors import Ags1Error, MetadataIntegrityError
+from ags1.errors import Ags1Error, AuthenticationError, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read import open_files
 from ags1.iceberg.read.records import ContentFile
@@ -157,3 +157,32 @@ def test_tables_need_no_encryption_of_arrow(
 ) -> None:
     """So no object of Arrow can have a key."""
     run_python(WITHOUT_ENCRYPTION, tmp_path)
+
+
+def test_a_large_file_is_read_by_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has one row group, and the next one is decrypted while Arrow reads the last one."""
+    monkeypatch.setattr(open_files, "_HELD_SIZE", 0)
+    monkeypatch.setattr(open_files, "_VIEW_WINDOW", 1)
+    monkeypatch.setattr(open_files, "_WHOLE_SIZE", 0)
+    monkeypatch.setattr(open_files, "_HUGE_SIZE", 0)
+    place = {"uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}"}
+    catalog = load_catalog("c", type="sql", **place, **KMS_PROPERTIES)
+    catalog.create_namespace("db")
+    rows = pa.table({"id": range(20_000), "text": [f"{n} {n * n}" * 4 for n in range(20_000)]})
+    properties = {"encryption.key-id": "keyA", "write.parquet.row-group-limit": "2000"}
+    table = catalog.create_table("db.t", rows.schema, properties=properties)
+    table.append(rows)
+    assert table.scan().to_arrow().to_pylist() == rows.to_pylist()
+    found = table.scan("id >= 7990 and id < 8010", selected_fields=("text",)).to_arrow()
+    assert found.to_pylist() == rows.slice(7990, 20).select(["text"]).to_pylist()
+    ((task,),) = [list(table.scan().plan_files())]
+    file = Path(task.file.file_path.removeprefix("file://"))
+    genuine = file.read_bytes()
+    middle = len(genuine) // 2
+    changed = bytes([genuine[middle] ^ 1])
+    file.write_bytes(genuine[:middle] + changed + genuine[middle + 1 :])
+    with pytest.raises(AuthenticationError):
+        table.scan().to_arrow()
+    file.write_bytes(genuine)
+    table.delete("id >= 1 and id < 19999")
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [0, 19_999]
