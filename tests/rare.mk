@@ -88,7 +88,8 @@ fips: dev
 		|| { tail build/$@/openssl.log; exit 1; }; cd build/$@ && AGS1_OPENSSL="$$prefix" $(NATIVE)
 	cd build/$@ && PYTHONPATH="$(CURDIR)/build/$@" AGS1_TEST_FIPS=1 \
 		$(PYTEST) $(TESTS) tests/engine tests/keys \
-		tests/iceberg/formats/test_parquet_writer.py
+		tests/iceberg/formats/test_parquet_writer.py tests/iceberg/formats/test_parquet_view.py \
+		tests/test_parquet.py
 
 # On CPython without the GIL, and on arm64 under qemu's user mode. Both need a Debian machine.
 freethreaded aarch64: native
