@@ -116,6 +116,16 @@ def test_pages_are_longer_than_what_is_read_at_once(
         view.fill(memoryview(memory), view.parts(None, None))
         assert memory == shown(data, km)
         assert pq.read_table(pa.BufferReader(memory)).equals(table)
+        # Nothing is left of the pages before one that is not authentic.
+        part = view.parts(["number"], None)[0]
+        changed = bytearray(data)
+        changed[part.end - 1] ^= 1
+        path.write_bytes(changed)
+        memory = bytearray(view.size)
+        with pytest.raises(AuthenticationError):
+            view.fill(memoryview(memory), [part])
+        assert not any(memory)
+        path.write_bytes(data)
 
 
 def test_a_changed_byte_is_refused_and_nothing_of_its_column_is_shown() -> None:
