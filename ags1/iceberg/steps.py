@@ -249,7 +249,10 @@ class Attempt:
         metadata = apply_updates(self.view.metadata, updates, now_ms=now_ms())
         self._manager = manager or self._manager
         self.view = self._view_of(
-            metadata, manager=self._manager, committed_refs=self.view.committed_refs
+            metadata,
+            manager=self._manager,
+            committed_refs=self.view.committed_refs,
+            known=self.view,
         )
         self.updates += updates
 

@@ -172,15 +172,17 @@ class TableSession(BuiltTable):
         manager: EncryptionManager | None = None,
         committed_refs: Collection[str] | None = None,
         parsed: TableMetadata | None = None,
+        known: TableView | None = None,
     ) -> TableView:
         """Return a version of the table that is not committed yet. ``manager`` has its keys if
-        they are under another master key, ``committed_refs`` the refs that the catalog has."""
+        they are under another master key, ``committed_refs`` the refs that the catalog has, and
+        ``parsed`` and ``known`` are those of ``TableView``."""
         keys = self.files.keys if manager is None else manager
         keys = EncryptionManager.from_metadata(
             metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache, before=keys
         )
         files = self.files.with_keys(keys)
-        return TableView(metadata, files, committed_refs=committed_refs, parsed=parsed)
+        return TableView(metadata, files, committed_refs=committed_refs, parsed=parsed, known=known)
 
     def output(self) -> TableOutput:
         """Return what writes new files of the table. Raises NotImplementedError as ``commits``

@@ -24,7 +24,8 @@ class TableView:
     """A version of a table: ``metadata`` (parsed JSON), and the files and keys to read it. A change
     is based on the head of ``branch``. If that is None, it is based on main's head, and no branch
     gets its snapshot. ``committed_refs`` are the catalog's branches and tags, if ``metadata`` is
-    not committed yet. ``parsed`` is what ``parse_metadata`` returns, if somebody has called it."""
+    not committed yet. ``parsed`` is what ``parse_metadata`` returns, if somebody has called it.
+    What the version has in common with ``known``, another one, is not parsed again."""
 
     def __init__(
         self,
@@ -34,11 +35,16 @@ class TableView:
         *,
         committed_refs: Collection[str] | None = None,
         parsed: TableMetadata | None = None,
+        known: TableView | None = None,
     ) -> None:
         self.metadata = metadata
         self.files = files
         self.branch = branch
         self._parsed = parsed
+        # Not the view, which may know another one.
+        self._known = None
+        if known is not None and known._parsed is not None:
+            self._known = known.metadata, known._parsed
         refs = metadata.get("refs") or {}
         self.committed_refs = frozenset(refs if committed_refs is None else committed_refs)
 
@@ -81,7 +87,8 @@ class TableView:
     def parsed(self) -> TableMetadata:
         """The metadata as PyIceberg's object. Raises as ``parse_metadata``."""
         if self._parsed is None:
-            self._parsed = parse_metadata(self.metadata)
+            self._parsed = parse_metadata(self.metadata, self._known)
+            self._known = None
         return self._parsed
 
     @property
