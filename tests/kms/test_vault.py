@@ -562,7 +562,8 @@ def test_tls(vault: VaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         in_the_clear = VaultKms(
             {"kms.vault.url": other.url.replace("https", "http"), "kms.vault.token": other.token}
         )
-        with pytest.raises(KmsError, match="proxy"):
+        # The server may end the connection before its answer, which is no HTTP, was read.
+        with pytest.raises(KmsError, match="proxy|ended the connection"):
             in_the_clear.unwrap_key(wrapped, "orders")
         (tmp_path / "junk.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
         for path in ("nowhere.pem", "junk.pem"):
