@@ -563,7 +563,7 @@ def test_tls(vault: VaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             {"kms.vault.url": other.url.replace("https", "http"), "kms.vault.token": other.token}
         )
         # The server may end the connection before its answer, which is no HTTP, was read.
-        with pytest.raises(KmsError, match="proxy|ended the connection"):
+        with pytest.raises(KmsError, match=r"proxy|ended the connection"):
             in_the_clear.unwrap_key(wrapped, "orders")
         (tmp_path / "junk.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
         for path in ("nowhere.pem", "junk.pem"):
