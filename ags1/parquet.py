@@ -23,11 +23,9 @@ from .host.regular_file import regular_file
 from .iceberg.formats.parquet_view import PlainParquet
 from .iceberg.formats.parquet_writer import EncryptedParquetWriter
 from .keys.keychain import FILE_KEY_SIZE
-from .keys.sidecar import sidecar_beside
+from .keys.sidecar import ENCRYPTED_PARQUET_MAGIC, sidecar_beside
 
 __all__ = ["open", "write_table"]
-
-_MAGIC = b"PARE"
 
 
 def write_table(
@@ -91,7 +89,7 @@ def open(
     with regular_file(name) as stored:
         source, _ = open_source(stored)
     try:
-        if bytes(source.fetch(0, 4, memoryview(bytearray(4)))) != _MAGIC:
+        if bytes(source.fetch(0, 4, memoryview(bytearray(4)))) != ENCRYPTED_PARQUET_MAGIC:
             raise NotEncryptedError("this is not an encrypted Parquet file", file=name)
         return PlainParquet(source, key_metadata)
     except BaseException:

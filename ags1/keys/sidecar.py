@@ -39,7 +39,7 @@ SUFFIX = ".keys"
 MOST_TRIES = 10
 # The bytes of a file that name its content: the header, and the nonce of the first block.
 START_SIZE = layout.HEADER_SIZE + layout.NONCE_SIZE
-_PARQUET_MAGIC = b"PARE"
+ENCRYPTED_PARQUET_MAGIC = b"PARE"
 # A sidecar of two keys has under 1 KiB: far more than that is another file.
 MAX_SIDECAR_SIZE = 1 << 20
 # Without a purpose, somebody who can write a table's metadata could pass off a single file as a
@@ -216,7 +216,7 @@ def first_nonce(start: bytes) -> bytes | None:
     """Return the nonce of a file's first block, which names its content, from the first
     ``START_SIZE`` bytes; nothing if the file is a header alone, None if it is no encrypted file. In
     an encrypted Parquet file, it is the nonce of the first module, and has the same place."""
-    if not start.startswith((layout.MAGIC, _PARQUET_MAGIC)) or len(start) not in (
+    if not start.startswith((layout.MAGIC, ENCRYPTED_PARQUET_MAGIC)) or len(start) not in (
         layout.HEADER_SIZE,
         START_SIZE,
     ):

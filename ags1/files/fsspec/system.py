@@ -42,7 +42,14 @@ from ...host.atomic import AtomicFile
 from ...host.cpu import usable_cpus
 from ...host.descriptors import is_stream, open_stream
 from ...host.threads import thread_count
-from ...keys.sidecar import MAX_SIDECAR_SIZE, MOST_TRIES, START_SIZE, Sidecar, sidecar_path
+from ...keys.sidecar import (
+    ENCRYPTED_PARQUET_MAGIC,
+    MAX_SIDECAR_SIZE,
+    MOST_TRIES,
+    START_SIZE,
+    Sidecar,
+    sidecar_path,
+)
 from ..storage.bucket import bucket_below
 from ..storage.folder import Folder
 from .entries import Info, is_encrypted, is_file, is_same, names_of
@@ -55,7 +62,6 @@ if TYPE_CHECKING:
     from ...iceberg.formats.parquet_view import PlainParquet
 
 _PARQUET_SUFFIX = ".parquet"
-_PARQUET_MAGIC = b"PARE"
 # Bytes that are decrypted at a time when a whole file is.
 _CHUNK = 8 << 20
 
@@ -450,7 +456,9 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         """Whether this is a Parquet file that is encrypted inside, which has no ``.ags1``."""
         if not path.endswith(_PARQUET_SUFFIX) or not self.fs.isfile(path):
             return False
-        return bool(self.fs.cat_file(path, 0, len(_PARQUET_MAGIC)) == _PARQUET_MAGIC)
+        return bool(
+            self.fs.cat_file(path, 0, len(ENCRYPTED_PARQUET_MAGIC)) == ENCRYPTED_PARQUET_MAGIC
+        )
 
     def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput | PlainParquet:
         if not path.endswith(FILE_SUFFIX):

@@ -9,7 +9,7 @@ skipped::
     plaintext    PAR1   column chunks    bloom filters    indexes   footer  PAR1
 
 A part is decrypted when it is first needed, and nothing of it is shown before all of it is
-authentic. Knows nothing of tables.
+authentic. Independent of tables.
 """
 
 from __future__ import annotations
@@ -95,17 +95,12 @@ _SCRATCH = _Scratch()
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the file that is decrypted as a whole: a column chunk. ``values`` is the number of
-    its values, nulls included."""
+class Section:
+    """Bytes of the file that are decrypted as a whole."""
 
     start: int
     size: int
-    group: int
-    column: int
     ordinals: bytes
-    values: int
-    has_dictionary: bool
 
     @property
     def end(self) -> int:
@@ -113,18 +108,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class Part(Section):
+    """A column chunk. ``values`` is the number of its values, nulls included."""
+
+    group: int
+    column: int
+    values: int
+    has_dictionary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Index(Section):
     """A part that is one module, or two if it is a bloom filter. The ``size`` of a bloom filter is
     that of its first module, and 0 before it is known."""
 
-    start: int
-    size: int
     kind: ModuleType
-    ordinals: bytes
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
 
 
 class ParquetView:
@@ -434,18 +432,18 @@ def _part(chunk: Chunk) -> Part:
     start = dictionary if has_dictionary else start
     size = value(meta, ColumnMetaData.TOTAL_COMPRESSED_SIZE)
     values = value(meta, ColumnMetaData.NUM_VALUES)
-    place = (chunk.group, chunk.column, chunk.ordinals)
-    return Part(start, size, *place, values, has_dictionary)
+    place = (chunk.group, chunk.column)
+    return Part(start, size, chunk.ordinals, *place, values, has_dictionary)
 
 
 def _indexes(chunk: Chunk) -> Iterator[Index]:
     for kind, field in INDEXES.items():
         if field in chunk.fields:
             place = value(chunk.fields, field), value(chunk.fields, field + 1)
-            yield Index(*place, kind, chunk.ordinals)
+            yield Index(*place, chunk.ordinals, kind)
     if ColumnMetaData.BLOOM_FILTER_OFFSET in chunk.meta:
         start = value(chunk.meta, ColumnMetaData.BLOOM_FILTER_OFFSET)
-        yield Index(start, 0, ModuleType.BLOOM_FILTER_HEADER, chunk.ordinals)
+        yield Index(start, 0, chunk.ordinals, ModuleType.BLOOM_FILTER_HEADER)
 
 
 def _module_size(sealed: memoryview) -> int:
