@@ -74,7 +74,7 @@ TABLES: Story = [
         ["A catalog", "Writing", "Reading", "Variants, geometries and new types"],
     ),
     ("docs/tables.md", ["Without a catalog"]),
-    ("docs/tables/libraries.md", ["", "Polars", "Dask, Ray and Daft"]),
+    ("docs/tables/libraries.md", ["", "Polars", "DuckDB", "Dask, Ray and Daft"]),
     ("docs/tables/maintenance.md", ["", "Erasing deleted rows"]),
     ("docs/tables.md", ["From the shell"]),
 ]

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...engine._buffers import new_bytes
 from ...engine.key_metadata import KeyMetadata
 from ...engine.source import RangedSource, Source
 from ...errors import Ags1Error, AuthenticationError, FormatError
@@ -174,6 +175,12 @@ class ParquetView:
             if first < last:
                 memory[first - base : last - base] = data[first - start : last - start]
 
+    def enclose(self, memory: memoryview) -> None:
+        """Write the first and the last bytes of the plaintext at the two ends of ``memory``, which
+        may be longer: readers look for a footer at the end."""
+        self.prepare(memory[: self._end_offset])
+        memory[len(memory) - len(self._plain_end) :] = self._plain_end
+
     def sections(self) -> list[Part | Index]:
         """Return all parts, in the order of their places. Asks for the sizes of bloom filters."""
         indexes = [
@@ -181,6 +188,12 @@ class ParquetView:
             for index in self._indexes
         ]
         return sorted((*self._parts, *indexes), key=lambda part: part.start)
+
+    def fill_indexes(self, memory: memoryview) -> None:
+        """Write the page indexes and bloom filters into ``memory``."""
+        for part in self.sections() if self._indexes else ():
+            if isinstance(part, Index):
+                memory[part.start : part.end] = self.read(part)
 
     def read(self, part: Part | Index) -> memoryview:
         """Return the plaintext of a part. Raises as ``fill``."""
@@ -339,9 +352,9 @@ class PlainParquet(io.RawIOBase):
     def pread(self, offset: int, size: int) -> bytes:
         """Return bytes of the plaintext, fewer at its end. Raises ValueError if it is closed,
         AuthenticationError, FormatError and TruncatedError."""
-        out = bytearray(max(0, min(size, self.size - offset)))
-        self._show(memoryview(out), offset)
-        return bytes(out)
+        data, memory = new_bytes(max(0, min(size, self.size - offset)))
+        self._show(memory, offset)
+        return data
 
     def _show(self, out: memoryview, offset: int) -> None:
         """Write the plaintext from ``offset`` on into ``out``. What belongs to no part is zero."""

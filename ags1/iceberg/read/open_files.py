@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,7 +34,10 @@ from ..spec.column_types import WKB, variant_part_ids
 from ..spec.constants import PARQUET_FIELD_ID
 from ..storage.table_files import TableFiles
 from .ahead import read_ahead
+from .plaintext_memory import POOL, PlainMemory
 from .records import ContentFile
+
+_Result = TypeVar("_Result")
 
 _BUFFER_SIZE = 8 << 20
 # Files up to this size are read whole: a second request to a distant store, and Arrow's scanner,
@@ -129,6 +132,18 @@ class OpenParquet:
         """Whether Arrow can filter the rows: its scanner can, but cannot compare views."""
         return self._whole is None and not self.columns.has_views
 
+    @property
+    def has_int96(self) -> bool:
+        """Whether the file has times in an old type, which readers convert in several ways."""
+        schema = self._metadata.schema
+        return any(schema.column(n).physical_type == "INT96" for n in range(len(schema)))
+
+    @property
+    def plain_size(self) -> int:
+        """The size (bytes) of an encrypted file's plaintext."""
+        assert self._view is not None
+        return self._view.size
+
     def read(
         self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -169,6 +184,23 @@ class OpenParquet:
                 window, schema=self._physical, columns=names, filter=row_filter
             ).to_batches()
 
+    def plaintext(
+        self, row_filter: pc.Expression | None, read: Callable[[bytes], _Result]
+    ) -> _Result | None:
+        """Return what ``read`` makes of the plaintext, which has the columns that are read. It is
+        empty if no row group can have rows for which ``row_filter`` is true. Returns None if the
+        file is not held as a whole."""
+        if self._view is None:
+            return None
+        if row_filter is not None and self._fragment is not None:
+            with _arrow_errors(self._files, self._file):
+                found = self._fragment.subset(row_filter, schema=self._physical)
+            if not found.row_groups:
+                return read(b"")
+        with self._files.naming(self._file.file_path):
+            names = [field.name for field in self.columns.read.fields]
+            return self._view.plaintext(names, read)
+
     def _as_stored(self, batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
         with self._files.naming(self._file.file_path):
             columns = [
@@ -186,6 +218,10 @@ class OpenParquet:
             )
 
     def close(self) -> None:
+        # Arrow's objects refer to the memory of the view.
+        self._fragment = self._whole = None
+        if self._view is not None:
+            self._view.close()
         if self._stream is not None:
             self._stream.close()
 
@@ -202,19 +238,37 @@ class OpenView:
             whole = source.fetch(0, size, memoryview(bytearray(size)))
             source = RangedSource(lambda at, n: whole[at : at + n], size, far=False)
         self._view = ParquetView(source, key_metadata)
+        self.size = self._view.size
         # Of a large file, only a part is in memory at a time.
         self._map: mmap.mmap | None = None
+        self._held: PlainMemory | None = None
         if self._view.size <= _HELD_SIZE:
-            self._buffer = pa.allocate_buffer(self._view.size)
+            self._held = POOL.take(self._view.size)
+            self._memory = self._held.view
         else:
             self._map = mmap.mmap(-1, self._view.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._buffer = pa.py_buffer(self._map)
-        self._memory = memoryview(self._map or self._buffer).cast("B")
-        self._view.prepare(self._memory)
+            self._memory = memoryview(self._map)
+        self._view.enclose(self._memory)
 
     def reader(self) -> pa.BufferReader:
         """Return a file for Arrow."""
-        return pa.BufferReader(self._buffer)
+        held = self._held
+        return pa.BufferReader(pa.py_buffer(self._memory if held is None else held.data))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        held, self._held = self._held, None
+        if held is not None:
+            POOL.give_back(held)
+
+    def plaintext(self, names: list[str], read: Callable[[bytes], _Result]) -> _Result | None:
+        """Return what ``read`` makes of a file of these columns and all indexes; None if it is not
+        held as a whole."""
+        if self._held is None:
+            return None
+        self.fill(names, None)
+        self._view.fill_indexes(self._memory)
+        return read(self._held.data)
 
     def fill(self, names: list[str], groups: Iterable[int] | None) -> None:
         """Decrypt these columns of these row groups."""

@@ -12,7 +12,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import And, BooleanExpression
@@ -39,10 +39,14 @@ from .binding import BoundFilter, bind_filter
 from .metadata_columns import METADATA_COLUMNS, names_any, select
 from .partition_column import PARTITION, partition_column
 from .planning import EncryptedPlanner
+from .polars_batches import PolarsReader, is_read_by_polars
 from .pruning import FileFilter
 from .records import ContentFile
 from .snapshots import to_table_files
 from .tasks import TaskReader
+
+if TYPE_CHECKING:
+    import duckdb
 
 # What a stream of batches reads ahead, in stored bytes.
 _READ_AHEAD = 128 << 20
@@ -128,8 +132,10 @@ class _PlannedHere(ArrowStream):
     def to_arrow(self, dictionary_columns: tuple[str, ...] = ()) -> pa.Table:
         """Return the rows. Raises as ``plan_files`` does, and UnsupportedTypeError if the type of a
         column is not supported. If a file is damaged, no row is returned."""
-        reader = self._reader(self.projection(), dictionary_columns)
-        batches = list(reader.batches(self._tasks()))
+        return self._table(self._reader(self.projection(), dictionary_columns), self._tasks())
+
+    def _table(self, reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
+        batches = list(reader.batches(tasks))
         if not batches:
             return arrow_schema(reader.projected, include_field_ids=False).empty_table()
         # The types of the files may differ, for example strings and large strings.
@@ -139,9 +145,12 @@ class _PlannedHere(ArrowStream):
     def to_arrow_batch_reader(
         self, dictionary_columns: tuple[str, ...] = ()
     ) -> pa.RecordBatchReader:
-        """Return the rows as a stream. Small files and a part of a large one are read ahead."""
+        """Return the rows as a stream. Small files and a part of a large one are read ahead. If
+        Polars asks, its own reader reads what it can, and the batches have several schemas."""
         reader = self._reader(self.projection(), dictionary_columns)
         schema = arrow_schema(reader.projected)
+        if is_read_by_polars(self.io):
+            return cast("pa.RecordBatchReader", reader.for_polars(self._tasks(), schema))
         batches = reader.batches(self._tasks(), ahead=_READ_AHEAD)
         if dictionary_columns:
             # Whether a column is encoded is known from the first batch.
@@ -151,6 +160,31 @@ class _PlannedHere(ArrowStream):
             schema = pa.schema([encoded.get(f.name, f) for f in schema], metadata=schema.metadata)
         rows = (cast_rows(batch, schema) for batch in batches)
         return pa.RecordBatchReader.from_batches(schema, rows)
+
+    def to_duckdb(
+        self, table_name: str, connection: duckdb.DuckDBPyConnection | None = None
+    ) -> duckdb.DuckDBPyConnection:
+        """Return a connection in which ``table_name`` has the rows of the scan.
+
+        DuckDB's own Parquet reader reads the files of which it needs all rows and has all types,
+        when a query asks, and only the columns and row groups of the query. Rows of other files,
+        for example of those with deletes, are read now, into memory. SQL of the connection can also
+        read what the scan leaves out of the files. Raises ImportError if DuckDB is not installed,
+        and as ``to_arrow``. If a query fails, DuckDB raises its own exception with our text.
+        """
+        import duckdb  # an optional dependency
+
+        from .duckdb_files import ScanFiles, show  # needs it
+
+        connection = connection or duckdb.connect()
+        tasks = self._tasks()
+        reader = self._reader(self.projection())
+        shown, rest = reader.for_duckdb(tasks) if self.limit is None else ([], tasks)
+        files = ScanFiles(to_table_files(self.io), shown)
+        rows = self._table(reader, rest)
+        if shown and show(connection, table_name, files, rows, reader.projected, self.bound_filter):
+            return connection
+        return connection.register(table_name, self._table(reader, tasks) if shown else rows)
 
     def count(self) -> int:
         """Return the number of rows, up to the scan's limit. Files are read only if the manifests
@@ -303,6 +337,8 @@ class ScanReader:
     ) -> None:
         self.projected = projected
         self._limit = limit
+        self._row_filter = row_filter
+        self._polars: PolarsReader | None = None
         self._pool = workers(files, metadata.location)
         self._tasks = TaskReader(files, metadata, projected, row_filter, dictionary_columns)
 
@@ -326,6 +362,26 @@ class ScanReader:
             if rows_to_return <= 0:
                 return
 
+    def for_polars(
+        self, tasks: Iterable[FileScanTask], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, those that Arrow has to read in this schema."""
+        polars = PolarsReader(self.projected, self._row_filter, self._limit)
+        self._polars = None if polars.row_filter is None else polars
+        for batch in self.batches(tasks, ahead=_READ_AHEAD):
+            is_polars = batch.schema.equals(polars.arrow_schema)
+            yield batch if is_polars else cast_rows(batch, schema)
+
+    def for_duckdb(
+        self, tasks: list[FileScanTask]
+    ) -> tuple[list[tuple[ContentFile, int]], list[FileScanTask]]:
+        """Return the files that DuckDB can read, with the sizes of their plaintexts (bytes), and
+        the tasks that Arrow has to read."""
+        sizes = list(read_ahead(self._tasks.plain_size, tasks, pool=self._pool))
+        pairs = list(zip(tasks, sizes, strict=True))
+        shown = [(cast("ContentFile", t.file), s) for t, s in pairs if s is not None]
+        return shown, [task for task, size in pairs if size is None]
+
     def _batches(self, tasks: list[FileScanTask], ahead: int | None) -> Iterator[pa.RecordBatch]:
         if ahead is None:
             return itertools.chain.from_iterable(read_ahead(self._read, tasks, pool=self._pool))
@@ -336,6 +392,10 @@ class ScanReader:
         return read_ahead(self._tasks.count, tasks, pool=self._pool)
 
     def _read(self, task: FileScanTask) -> list[pa.RecordBatch]:
+        if self._polars is not None:
+            found = self._tasks.by_other(task, self._polars.batches)
+            if found is not None:
+                return found
         batches: list[pa.RecordBatch] = []
         rows = 0
         for batch in self._tasks.batches(task):

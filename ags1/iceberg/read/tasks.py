@@ -19,17 +19,20 @@ positions are unknown. So that is done only if nothing needs them. ``planning`` 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import DoubleType, FloatType
 from pyroaring import BitMap64
 
 from ...host.cpu import usable_cpus
@@ -45,7 +48,10 @@ from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
 from .open_files import FileColumns, OpenAvro, OpenParquet
 from .partition_column import partitions
 from .records import ContentFile
+from .row_expressions import read_alike
 from .single_flight import SingleFlight
+
+_Result = TypeVar("_Result")
 
 _METADATA_IDS = METADATA_COLUMNS.keys() | {PARTITION_ID}
 _ARROW_TYPES = {i: schema_to_pyarrow(f.field_type) for i, f in METADATA_COLUMNS.items()}
@@ -85,6 +91,8 @@ class TaskReader:
         self._reader = FileReader(files, metadata, projected, schema)
         self._deletes = DeleteReader(self._reader, puffins)
         self._dictionary_columns = dictionary_columns
+        compared = (f for f in row_filter.schema.fields if f.field_id in row_filter.field_ids)
+        self._named = tuple({f.field_id: f for f in (*projected.fields, *compared)}.values())
         self._matches_none = row_filter.expression == AlwaysFalse()
         metadata_ids = _METADATA_IDS & projected.field_ids
         # The projected columns that files have. If that is all of them, it is the same object.
@@ -135,6 +143,47 @@ class TaskReader:
     def count(self, task: FileScanTask, split: tuple[int, int] | None = None) -> int:
         """Return the number of the task's rows in ``split``, which is as in ``batches``."""
         return sum(rows.batch.num_rows for rows in self._rows(task, split=split))
+
+    def by_other(self, task: FileScanTask, read: Callable[[bytes], _Result]) -> _Result | None:
+        """Return what another reader of Parquet makes of the plaintext of a task's file. It has the
+        columns of the projected schema and of the filter. The text is empty if no row of the file
+        can match the filter. Returns None if Arrow has to read the file, and for large files."""
+        file, _ = _files_of(task)
+        with self._for_others(task) as opened:
+            if opened is None:
+                return None
+            # No variable has the plaintext, so that its memory is free for the next file.
+            return opened.plaintext(self._arrow_filter(opened, file), read)
+
+    def plain_size(self, task: FileScanTask) -> int | None:
+        """Return the size (bytes) of the plaintext of a task's file, which another reader may read
+        with its statistics; None if Arrow has to read the file."""
+        file, _ = _files_of(task)
+        counts = file.nan_value_counts or {}
+        floats = (FloatType, DoubleType)
+        named = Schema(*self._named)
+        if any(
+            counts.get(i) != 0 for i in leaf_ids(named) if isinstance(named.find_type(i), floats)
+        ):
+            # Parquet's statistics say nothing of NaN.
+            return None
+        with self._for_others(task) as opened:
+            return None if opened is None else opened.plain_size
+
+    @contextmanager
+    def _for_others(self, task: FileScanTask) -> Iterator[OpenParquet | None]:
+        """Open an encrypted file of which another reader than Arrow may read the plaintext: its
+        rows and columns are, as they are, those of the task. Yields None for other files."""
+        file, deletes = _files_of(task)
+        is_whole = not deletes and self._file_part is self._projected and not self._matches_none
+        if not is_whole or not file.is_encrypted or file.stored_format != FileFormat.PARQUET:
+            yield None
+            return
+        columns = self._reader.table_columns(self._field_ids)
+        with self._reader.open(file, columns) as opened:
+            assert isinstance(opened, OpenParquet)
+            is_alike = read_alike(self._named, opened.columns.schema) and not opened.has_int96
+            yield opened if is_alike else None
 
     def matches(self, task: FileScanTask) -> Matches:
         """Return the positions of the rows that are not deleted and that the filter matches."""

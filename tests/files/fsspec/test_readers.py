@@ -303,7 +303,7 @@ def test_threads_of_duckdb_move_one_open_file(
     pytest.importorskip("duckdb")
     import ags1.duckdb
 
-    class Slow(ags1.duckdb._SharedReader):
+    class Slow(ags1.duckdb.SharedReader):
         """Lets other threads come between a thread's seek and its read."""
 
         def seek(self, *arguments: Any) -> int:
@@ -311,7 +311,7 @@ def test_threads_of_duckdb_move_one_open_file(
             time.sleep(0.0005)
             return position
 
-    monkeypatch.setattr(ags1.duckdb, "_SharedReader", Slow)
+    monkeypatch.setattr(ags1.duckdb, "SharedReader", Slow)
     connection = ags1.duckdb.connect(config={"threads": 4})
     path = f"ags1::file://{tmp_path}/x"
     connection.execute(

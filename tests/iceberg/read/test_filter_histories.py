@@ -429,6 +429,10 @@ def check_version(version: Version, chance: random.Random, filters: int, scans: 
     read = {row["id"]: row for row in version.scan().to_arrow().to_pylist()}
     expected = {i: as_read(struct, row) for i, row in by_id.items()}
     assert repr(sorted(read.items())) == repr(sorted(expected.items())), version.name
+    if version.polars is not None:
+        in_duckdb = version.scan().to_duckdb("t").table("t").to_arrow_table()
+        same = {row["id"]: row for row in in_duckdb.to_pylist()}
+        assert repr(sorted(same.items())) == repr(sorted(expected.items())), version.name
     files = version.scan(selected_fields=("id", "_file")).to_arrow().to_pylist()
     in_file: dict[str, list[Row]] = {}
     for found in files:
@@ -452,6 +456,9 @@ def check_version(version: Version, chance: random.Random, filters: int, scans: 
         found = sorted(version.scan(some.expression, ("id",)).to_arrow()["id"].to_pylist())
         assert found == wanted, about
         assert version.scan(some.expression).count() == len(wanted), about
+        if number == 0:
+            shown = version.scan(some.expression, ("id",)).to_duckdb("t").table("t")
+            assert sorted(i for (i,) in shown.fetchall()) == wanted, about
         if version.polars is not None and some.polars is not None and number % 4 == 0:
             frame = version.polars().filter(some.polars).select("id").collect()
             assert sorted(frame["id"].to_list()) == wanted, about
