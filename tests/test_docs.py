@@ -343,11 +343,11 @@ def test_messages_that_are_explained_exist() -> None:
 
 def test_the_page_on_logging_has_every_logger() -> None:
     named = re.findall(r"^\| `(ags1\.[\w.]+)` \|", (PROJECT / LOGGING).read_text(), re.MULTILINE)
-    loggers = {
-        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
-        for path in PROJECT.glob("ags1/**/*.py")
-        if "= logging.getLogger(__name__)" in path.read_text()
-    }
+    loggers = set()
+    for path in PROJECT.glob("ags1/**/*.py"):
+        module = ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+        for name in re.findall(r"_log = logging\.getLogger\((\S+)\)", path.read_text()):
+            loggers.add(module if name == "__name__" else name.strip('"'))
     assert set(named) == loggers
 
 
@@ -383,13 +383,16 @@ def test_the_map_of_the_code_is_right() -> None:
     drawing = re.search(r"```text\n(.*?)```", text, re.DOTALL)
     assert drawing is not None
     named = re.findall(r"`((?:ags1|tests)/[\w/.]+)`", text)
+    folder = ""
     for line in drawing[1].splitlines():
-        folder = "ags1/iceberg/" if line.startswith(" ") else ""
+        folder = folder if line.startswith(" ") else line.split()[0]
+        above = folder if line.startswith(" ") else ""
         names = line.strip().split("   ")[0].split("  ")
-        named += [folder + name for name in names if "*" not in name]
+        named += [above + name for name in names if "*" not in name]
     assert [path for path in named if not (PROJECT / path).exists()] == []
     packages = {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/*/__init__.py")}
     packages |= {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/iceberg/*/*.py")}
+    packages |= {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/files/*/*.py")}
     assert packages <= {Path(path) for path in named}
 
 

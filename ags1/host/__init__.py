@@ -7,6 +7,7 @@ descriptors    outputs that are streams: pipes, devices, open files
 process        objects that a forked child must not share; _process has the process's number
 threads        a pool of threads that a signal may interrupt
 pools          threads for many calls that mostly wait
+runners        what runs tasks in other processes
 cpu            how many CPUs there are, and their features
 strict_json    JSON that no two parsers read differently
 """

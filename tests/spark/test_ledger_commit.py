@@ -21,6 +21,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import ags1
+from ags1.files.jobs.publishing import settle_pending
 from ags1.files.keys import KmsConfig
 from ags1.files.ledger import DONE, ENCRYPT, FAILED, Row, open_ledger
 from ags1.files.staging.local import LocalSource
@@ -33,7 +34,6 @@ from ags1.spark.datasource.ledger_commit import ledger_rows, take_back
 from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.datasource.writer import FilesWriter, WrittenFile
 from ags1.spark.jobs import rewrap_ledger
-from ags1.spark.jobs.publishing import settle_pending
 from ags1.spark.options import sealing_keys as options_sealing_keys
 from tests.aws_server import aws_server, dummy_environment
 

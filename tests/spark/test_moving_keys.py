@@ -13,19 +13,19 @@ from click.testing import CliRunner
 import ags1
 from ags1.cli.app import app
 from ags1.engine import oneshot
+from ags1.files.jobs.publishing import clear, published, settle_pending
+from ags1.files.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.files.keys import FileKeys, KmsConfig, as_text
 from ags1.files.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger
 from ags1.files.ledger.copying import copy_rows
+from ags1.files.plan.patterns import Patterns
+from ags1.files.plan.selection import Selection
 from ags1.files.staging import marks
 from ags1.files.staging.local import LOCAL
 from ags1.keys import Keychain
 from ags1.keys.keychain import FILE_KEY_SIZE
 from ags1.keys.sidecar import Sidecar, read_sidecar, sidecar_path
 from ags1.kms import LocalKms
-from ags1.spark.jobs.patterns import Patterns
-from ags1.spark.jobs.publishing import clear, published, settle_pending
-from ags1.spark.jobs.selection import Selection
-from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 
 from .conftest import LedgerPlace
 from .test_ledger import JOB, _Killed, _Kills, row, staged

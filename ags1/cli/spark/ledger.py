@@ -133,7 +133,7 @@ def export(ledger: str, target: str | None, to_sidecars: bool, force: bool, out:
         raise click.UsageError("give either FILE.parquet or --to-sidecars")
     with open_ledger(ledger, writing=False) as opened:
         if target is None:
-            from ...spark.jobs.sidecars import write_sidecars
+            from ...files.jobs.sidecars import write_sidecars
 
             return _report(write_sidecars(opened), "wrote {}", "sidecar", out)
         from ...files.ledger.copying import export_rows
@@ -164,8 +164,8 @@ def rebuild(ledger: str, sources: Paths, out: Output) -> int:
       ags1 spark ledger rebuild ledger sealed
       ags1 spark ledger rebuild s3://ops/ledger s3://sealed/2026
     """
+    from ...files.jobs.sidecars import rows_from_sidecars
     from ...files.ledger import open_ledger
-    from ...spark.jobs.sidecars import rows_from_sidecars
 
     with open_ledger(ledger, writing=True) as opened:
         moved = rows_from_sidecars(opened, sources)

@@ -67,7 +67,7 @@ class RunOptions:
 def _patterns(
     ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    from ...spark.jobs.patterns import Patterns
+    from ...files.plan.patterns import Patterns
 
     try:
         Patterns(given)

@@ -38,7 +38,7 @@ from ...errors import (
     KeyMetadataError,
     TruncatedError,
 )
-from ...host.atomic import AtomicFile
+from ...host.atomic import AtomicFile, already_exists
 from ...host.cpu import usable_cpus
 from ...host.descriptors import is_stream, open_stream
 from ...host.threads import thread_count
@@ -404,7 +404,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         if self._is_local and self.isdir(folder):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder)
         if mode == "xb" and self.fs.exists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            raise already_exists(path)
         # A KMS that cannot be used fails here, before any work.
         self._keys.keychain(sealing=True).prepare()
         staged, overwrite = self._pairs.storage.scratch(path), mode == "wb"

@@ -5,7 +5,7 @@ file without its key. A file has one key for one content: whoever writes a file 
 a fresh key, with a new row. These are the steps of a batch, each of them one request::
 
     prepare(rows)         the rows, with their keys, are pending
-      files get their names (``ags1.spark.jobs.publishing``)
+      files get their names (``ags1.files.jobs.publishing``)
     settle(batch, rows)   the same rows, as they turned out; then they are pending no longer
 
 A job may be killed between any two steps. Then a later job sees its batches in ``pending`` and its

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...errors import Ags1Error
-from ...host.atomic import is_temporary, temporary_name
+from ...host.atomic import already_exists, is_temporary, temporary_name
 from ...host.pools import CancellingPool, map_in_threads
 from ..filesystems import os_errors
 from ..ledger import Row
@@ -290,7 +290,7 @@ class RemoteStorage(Bucket):
             again and target is not None and self._begins_with(staged, row.target, target.size)
         )
         if target is not None and not may_replace:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), row.target)
+            raise already_exists(row.target)
         try:
             self._move(staged, row.target)
         except OSError as error:

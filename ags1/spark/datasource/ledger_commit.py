@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...errors import Ags1Error
+from ...files.jobs.publishing import end, published, settle_pending, sync_names
 from ...files.keys import as_text
 from ...files.ledger import (
     DONE,
@@ -33,7 +34,6 @@ from ...files.paths import SUFFIX
 from ...files.staging import marks
 from ...files.staging.places import open_storage
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..jobs.publishing import end, published, settle_pending, sync_names
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 

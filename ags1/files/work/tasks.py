@@ -1,4 +1,4 @@
-"""The work of a task: it encrypts, decrypts or verifies its pieces, in the executor's Python.
+"""The work of a task: it encrypts, decrypts or verifies its pieces, in any process.
 
 Each attempt writes files under its own name and makes its own keys. A piece that fails is a result,
 and does not fail the task. When an attempt reports, its files are synced. This module does not know
@@ -20,17 +20,17 @@ from ...engine import layout, oneshot
 from ...engine.geometry import Geometry, claim_key, file_geometry
 from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE, Ags1Error
-from ...files.keys import FileKeys, as_text
-from ...files.paths import local_path
-from ...files.staging import local_files, marks
-from ...files.staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
-from ...files.staging.places import open_storage
-from ...files.staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ...host.pools import CancellingPool
+from ...host.runners import this_attempt
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import START_SIZE, first_nonce
-from ..workers import end_of_task, task_context
-from .transfer import open_blocks, seal, texts_of
+from ..keys import FileKeys, as_text
+from ..paths import local_path
+from ..staging import local_files, marks
+from ..staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
+from ..staging.places import open_storage
+from ..staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
+from .blocks import open_blocks, seal, texts_of
 
 EXPECTED = (Ags1Error, OSError, MemoryError)
 ALREADY_ENCRYPTED = "is encrypted already"
@@ -66,9 +66,9 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The function that Spark runs on a partition of tasks; picklable. ``digests``:
-    compute HMACs of the plaintexts. ``first_attempt`` is how often earlier Spark jobs have tried
-    these pieces. ``root`` is the folder that has the job's mark."""
+    """The function that a ``Runner`` calls with tasks; picklable. ``digests``: compute HMACs of the
+    plaintexts. ``first_attempt`` is how often these pieces were tried before. ``root`` is the
+    folder that has the job's mark."""
 
     keys: FileKeys
     job_id: str
@@ -82,14 +82,11 @@ class Work:
     writes: ClassVar[bool] = False
 
     def __call__(self, tasks: Iterable[list[Piece]]) -> Iterator[list[Result]]:
-        context = task_context()
-        name = f"{context.taskAttemptId():x}"
-        number = self.first_attempt + context.attemptNumber()
+        name, number = this_attempt.get()
         if self.seals:
             self.keys.prepare()
         for task in tasks:
-            yield self.run(task, Attempt(self.job_id, name, number, self.root))
-        end_of_task()
+            yield self.run(task, Attempt(self.job_id, name, self.first_attempt + number, self.root))
 
     def run(self, task: list[Piece], attempt: Attempt) -> list[Result]:
         """Deal with the pieces of a task. Raises KmsError when the KMS cannot be used, OSError when

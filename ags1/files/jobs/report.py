@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ...files.ledger import DONE, FAILED, SKIPPED, Row
-from ...files.ledger.rows import nonce_of
-from ...files.staging.pieces import Item
-from .work import NO_ROOM, Result, cause, failed
+from ..ledger import DONE, FAILED, SKIPPED, Row
+from ..ledger.rows import nonce_of
+from ..staging.pieces import Item
+from ..work.tasks import NO_ROOM, Result, cause, failed
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ags1.spark.jobs.report")  # programs know this name
 
 # In a summary; the ledger has them all.
 MAX_FAILURES = 1000

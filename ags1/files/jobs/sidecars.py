@@ -9,16 +9,16 @@ from collections.abc import Collection, Iterable, Iterator
 
 from ...engine._gcm import random_bytes
 from ...errors import Ags1Error, KeyMetadataError
-from ...files.ledger import ENCRYPT, Ledger, Row
-from ...files.ledger.rows import encrypted_row
-from ...files.paths import SUFFIX
-from ...files.sidecars import Beside, OldKeys, place_beside, sidecar_bytes
-from ...files.staging.places import find, open_storage
-from ...files.staging.protocol import REQUESTS, SourceFile
-from ...files.storage.protocol import status_of_file
 from ...host.pools import CancellingPool, map_in_threads
 from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
+from ..ledger import ENCRYPT, Ledger, Row
+from ..ledger.rows import encrypted_row
+from ..paths import SUFFIX
+from ..sidecars import Beside, OldKeys, place_beside, sidecar_bytes
+from ..staging.places import find, open_storage
+from ..staging.protocol import REQUESTS, SourceFile
+from ..storage.protocol import status_of_file
 from .report import Summary
 
 _ROWS_IN_A_BATCH = 100_000
