@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 JAVA = "jvm/src/main/java/ags1/iceberg"
 _TITLE = """# All modules
 
-What each module says of itself in its first lines, up to its first drawing. `python docs/modules.py`
-prints this page. The [map of the code](code.md) says which packages use which, and where to start.
+What each module says of itself in its first lines, up to its first drawing. `python
+docs/modules.py` prints this page. The [map of the code](code.md) says which packages use which, and where to start.
 """
 
 
