@@ -12,7 +12,8 @@ JAVA = "jvm/src/main/java/ags1/iceberg"
 _TITLE = """# All modules
 
 What each module says of itself in its first lines, up to its first drawing. `python
-docs/modules.py` prints this page. The [map of the code](code.md) says which packages use which, and where to start.
+docs/modules.py` prints this page. The [map of the code](code.md) says which packages use which,
+and where to start.
 """
 
 
