@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -391,6 +392,12 @@ def test_the_map_of_the_code_is_right() -> None:
     packages = {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/*/__init__.py")}
     packages |= {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/iceberg/*/*.py")}
     assert packages <= {Path(path) for path in named}
+
+
+def test_the_list_of_all_modules_is_current() -> None:
+    """``python docs/modules.py > docs/modules.md`` makes it."""
+    made = runpy.run_path(str(PROJECT / "docs" / "modules.py"))["modules_page"]()
+    assert made == (PROJECT / "docs" / "modules.md").read_text()
 
 
 def test_the_readme_is_short() -> None:

@@ -78,15 +78,15 @@ def test_sidecars_from_a_ledger_and_back(
     with place.open() as ledger:
         fill(ledger, [*rows, missing])
         moved = write_sidecars(ledger)
-        assert (moved.done, moved.known) == (3, 0)
+        assert (moved.done, moved.unchanged) == (3, 0)
         assert [failure.kind for failure in moved.failures] == ["FileNotFoundError"]
         assert not Path(sidecar_path(missing.target)).exists()
-        assert write_sidecars(ledger).known == 3
+        assert write_sidecars(ledger).unchanged == 3
     check(sealed, keyring)
     with open_ledger(str(tmp_path / "new"), writing=True) as rebuilt:
         for expected in ((3, 0), (0, 3)):
             moved = rows_from_sidecars(rebuilt, [str(tmp_path / "sealed")])
-            assert (moved.done, moved.known, moved.failures) == (*expected, [])
+            assert (moved.done, moved.unchanged, moved.failures) == (*expected, [])
         found = rebuilt.done(ENCRYPT)
         columns = ("relative_path", "source_size", "target_size", "key_id", "master_key_id")
         for row_before in rows:

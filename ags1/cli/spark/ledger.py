@@ -15,7 +15,7 @@ from .running import BulkCommand
 from .session import build_report
 
 if TYPE_CHECKING:
-    from ...spark.jobs.sidecars import Moved
+    from ...spark.jobs import Summary
 
 _ledger = click.argument("ledger", metavar="LEDGER")
 
@@ -218,10 +218,10 @@ def forget(ledger: str, job: str, out: Output) -> int:
     return 0
 
 
-def _report(moved: Moved, text: str, name: str, out: Output) -> int:
-    report = build_report(moved.failures, out)
-    facts = {"done": moved.done, "known": moved.known, "failed": len(moved.failures)}
+def _report(moved: Summary, text: str, name: str, out: Output) -> int:
+    report = build_report(moved, out)
+    facts = {"done": moved.done, "known": moved.unchanged, "failed": moved.failed}
     text = text.format(counted(moved.done, name))
-    text = f"{text}, {moved.known:,} were there already" if moved.known else text
+    text = f"{text}, {moved.unchanged:,} were there already" if moved.unchanged else text
     out.result(facts, text, report.exit_code)
     return report.exit_code

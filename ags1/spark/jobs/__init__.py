@@ -28,13 +28,14 @@ from typing import Any, TypeAlias
 
 from ...files.keys import FileKeys, KmsConfig
 from ...files.ledger import DECRYPT, ENCRYPT, ledger_location
+from ...files.paths import SUFFIX
 from ...files.staging.packed import Packed
 from ...files.staging.pieces import Item
 from ...files.staging.places import absolute
 from .report import FailedFile, PlannedFile, Progress, Summary
 from .rewrapping import rewrap_ledger
 from .running import VERIFY, Job, JobOptions
-from .selection import SUFFIX, Wanted
+from .selection import Wanted
 from .work import Decrypting, Encrypting, Verifying
 
 __all__ = [

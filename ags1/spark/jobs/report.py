@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ...files.ledger import DONE, FAILED, SKIPPED, Row
 from ...files.ledger.rows import nonce_of
 from ...files.staging.pieces import Item
-from .work import NO_ROOM, Result, failed
+from .work import NO_ROOM, Result, cause, failed
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,10 @@ class Summary:
         self.failed += 1
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(FailedFile(path, kind, message))
+
+    def fail(self, path: str, error: BaseException) -> None:
+        """Count a failure that an exception has ended."""
+        self.add_failure(path, type(error).__name__, cause(error))
 
     def add(self, rows: Iterable[Row]) -> None:
         """Count settled rows."""

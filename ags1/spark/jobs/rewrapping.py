@@ -76,6 +76,7 @@ def rewrap_ledger(
             KeyEncryptionKey.generate(target.client(), to_key_id, key_size=FILE_KEY_SIZE)
         work = _Rewrapping(keys, target, to_key_id)
         tried: set[str] = set()
+        job.ledger.note_rewrapping()
         while True:
             # A job that begins after this has its keys under the new master key already.
             job.ledger.refuse_jobs()

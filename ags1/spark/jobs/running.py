@@ -22,6 +22,7 @@ from typing import Any
 from ...engine._gcm import random_bytes
 from ...files.keys import FileKeys
 from ...files.ledger import DECRYPT, ENCRYPT, JobNote, check_ledger, open_ledger
+from ...files.paths import SUFFIX
 from ...files.staging import local_files, marks
 from ...files.staging.pieces import Item
 from ...files.staging.places import open_storage
@@ -30,7 +31,7 @@ from .group import JobGroup
 from .patterns import Patterns
 from .publishing import clear, clear_again, settle_pending
 from .report import PlannedFile, Progress, Report, Summary
-from .selection import SUFFIX, Selection
+from .selection import Selection
 from .waves import Waves, naming_ledger
 from .work import Work
 

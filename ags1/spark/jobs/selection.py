@@ -17,10 +17,12 @@ from ...errors import Ags1Error, FormatError, KeyMetadataError, TruncatedError
 from ...files.keys import as_text
 from ...files.ledger import DONE, ENCRYPT, Ledger, Row
 from ...files.ledger.lookup import joined
+from ...files.paths import SUFFIX
 from ...files.staging.packed import DigestMap, Packed, PackedRows
 from ...files.staging.pieces import BLOCK_SIZE, Item
 from ...files.staging.places import absolute, find, open_storage
 from ...files.staging.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
+from ...files.storage.protocol import status_of_file
 from ...host.pools import map_in_threads
 from ...keys.sidecar import SUFFIX as KEYS
 from .patterns import Patterns
@@ -29,7 +31,6 @@ from .work import WRONG_LENGTH
 
 _log = logging.getLogger(__name__)
 
-SUFFIX = ".ags1"
 _NO_FILE = "there is no file: check the path, and that it is mounted"
 # Of a target whose content is not certain.
 _UNCERTAIN = b"uncertain"
@@ -153,9 +154,7 @@ class Selection:
 
     def _looked_at_again(self, file: SourceFile, row: Row) -> Iterator[tuple[SourceFile, Row]]:
         try:
-            status = open_storage(file.path).status(file.path)
-            if status is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
+            status = status_of_file(open_storage(file.path), file.path)
         except OSError as unknown:
             self._fail(file, unknown)
             return
