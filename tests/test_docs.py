@@ -491,6 +491,7 @@ def test_no_cell_of_the_comparison_is_empty() -> None:
             assert all(cells[1:]), row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", [FIRST_KEYS, KEYRING], ids=["first", "details"])
 def test_the_keyrings_of_the_page_on_keys_run(home: Home, story: Story) -> None:
     home.run(story, ["-c", RUN])
