@@ -1,4 +1,5 @@
-"""``Commits``: makes a table's next metadata the current one, in one kind of catalog.
+"""``Commits``: makes a table's next metadata the current one, in one kind of catalog. Warns of
+a clock that is behind the table's, and of hashes that another program has left stale.
 
 The way of a commit, from ``table.append(rows)`` to the catalog's answer::
 
