@@ -13,7 +13,7 @@ import hmac
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NamedTuple
 
 from ...engine import layout, oneshot
@@ -234,8 +234,8 @@ class Encrypting(Work):
         return result._replace(nonce=nonce)
 
 
-class Opening(Work):
-    """Verifies. ``Decrypting`` also writes what was verified."""
+class Verifying(Work):
+    """Verifies every block. ``Decrypting`` also writes what was verified."""
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         assert piece.wrapped is not None
@@ -248,57 +248,21 @@ class Opening(Work):
             header = start[: layout.HEADER_SIZE]
             # As in Iceberg's readers the block size is fixed: no tag protects the header.
             geometry = file_geometry(header, source.size, key_metadata, block_size=BLOCK_SIZE)
-            staged = self._open(piece, attempt, source, key_metadata, geometry)
-        return _done(piece, source, staged, geometry.plaintext_size)
-
-    def _open(
-        self,
-        piece: Piece,
-        attempt: Attempt,
-        source: Source,
-        key_metadata: KeyMetadata,
-        geometry: Geometry,
-    ) -> str | None:
-        _open_blocks(piece, source, None, key_metadata, geometry)
-        return None
+            count = piece.block_count or geometry.block_count
+            blocks = range(piece.first_block, piece.first_block + count)
+            if blocks.stop > geometry.block_count:
+                raise Ags1Error(WRONG_LENGTH)
+            writing = self.output(piece, attempt, source) if self.writes else nullcontext()
+            with writing as out:
+                if blocks:
+                    open_blocks(source, out, key_metadata, geometry, blocks, piece.unit)
+        return _done(piece, source, None if out is None else out.staged, geometry.plaintext_size)
 
 
-class Verifying(Opening):
-    """Verifies every block and writes nothing."""
-
-
-class Decrypting(Opening):
+class Decrypting(Verifying):
     """Decrypts. No block is written before its tag is verified."""
 
     writes = True
-
-    def _open(
-        self,
-        piece: Piece,
-        attempt: Attempt,
-        source: Source,
-        key_metadata: KeyMetadata,
-        geometry: Geometry,
-    ) -> str | None:
-        with self.output(piece, attempt, source) as out:
-            _open_blocks(piece, source, out, key_metadata, geometry)
-        return out.staged
-
-
-def _open_blocks(
-    piece: Piece,
-    source: Source,
-    output: Output | None,
-    key_metadata: KeyMetadata,
-    geometry: Geometry,
-) -> None:
-    """Verify the blocks of a piece, and write them if there is an output."""
-    count = piece.block_count or geometry.block_count
-    blocks = range(piece.first_block, piece.first_block + count)
-    if blocks.stop > geometry.block_count:
-        raise Ags1Error(WRONG_LENGTH)
-    if blocks:
-        open_blocks(source, output, key_metadata, geometry, blocks, piece.unit)
 
 
 def file_identity(source: Source | str) -> str:
