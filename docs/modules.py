@@ -21,7 +21,7 @@ def modules_page() -> str:
     """Return the page."""
     parts = [_TITLE]
     folders = sorted({path.parent for path in ROOT.glob("ags1/**/__init__.py")})
-    for folder in [*folders, ROOT / JAVA]:
+    for folder in [*folders, *sorted({path.parent for path in ROOT.glob(f"{JAVA}/**/*.java")})]:
         parts.append(f"\n## {folder.relative_to(ROOT)}\n\n")
         parts.extend(f"- `{path.name}`: {text}\n" for path, text in _sentences(folder))
     return "".join(parts)
@@ -30,7 +30,7 @@ def modules_page() -> str:
 def _sentences(folder: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted(folder.iterdir()):
         if path.suffix in (".py", ".pyx"):
-            found = re.match(r'(?:#.*\n)*r?"""(.*?)"""', path.read_text(), re.DOTALL)
+            found = re.match(r'(?:#[^\n]*\n)*r?"""(.*?)"""', path.read_text(), re.DOTALL)
         elif path.suffix == ".java":
             found = re.search(r"/\*\*(.*?)\*/", path.read_text(), re.DOTALL)
         else:

@@ -398,6 +398,13 @@ def test_the_list_of_all_modules_is_current() -> None:
     """``python docs/modules.py > docs/modules.md`` makes it."""
     made = runpy.run_path(str(PROJECT / "docs" / "modules.py"))["modules_page"]()
     assert made == (PROJECT / "docs" / "modules.md").read_text()
+    for line in made.splitlines():
+        assert not re.match(r"- `\S+`: (c?import |from |$)", line)
+    named = set(re.findall(r"^- `(\w+\.\w+)`", made, re.MULTILINE))
+    sources = (PROJECT / "ags1").rglob("*.py*")
+    modules = {path.name for path in sources if path.suffix in (".py", ".pyx")}
+    classes = {path.name for path in (PROJECT / "jvm" / "src" / "main").rglob("*.java")}
+    assert modules | classes == named
 
 
 def test_the_readme_is_short() -> None:
@@ -484,6 +491,7 @@ def test_no_cell_of_the_comparison_is_empty() -> None:
             assert all(cells[1:]), row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", [FIRST_KEYS, KEYRING], ids=["first", "details"])
 def test_the_keyrings_of_the_page_on_keys_run(home: Home, story: Story) -> None:
     home.run(story, ["-c", RUN])

@@ -340,8 +340,7 @@ def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
     clear(ledger, job_id, str(folder))
 
 
-# Of `make test`: a ledger in a folder; objects in test_object_ledger.py.
-@pytest.mark.slow_variants(r"object")
+@pytest.mark.slow
 def test_a_job_that_is_killed_at_any_step(
     tmp_path: Path, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -815,6 +814,7 @@ def test_rows_in_little_memory(changes: list[tuple[str, int | None]]) -> None:
     assert list(found.drained()) == list(expected.values())
 
 
+@pytest.mark.slow
 @pytest.mark.thread_unsafe(reason="tracemalloc traces all threads")
 def test_keys_need_little_memory() -> None:
     """For a million names the driver needs at most 500 MiB. It has most of them twice."""

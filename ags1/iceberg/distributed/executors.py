@@ -1,4 +1,5 @@
 """Lets other processes, instead of threads, do the work on each file of a table.
+At the end of a rewrite, files of attempts that did not count are found by the job's id and deleted.
 
 ``verify_table`` checks files with ``FileChecks``; migration and rekeying rewrite them with
 ``FileRewrites``. Planning, findings and the commit stay with the driver, as on one machine::
