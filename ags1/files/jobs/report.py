@@ -115,7 +115,7 @@ class Report:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody wants to be told of the progress. It takes requests to Spark."""
+        """Whether somebody wants to be told of the progress. It takes requests to the runner."""
         return self._progress is not None
 
     def tell(self, done: int) -> None:

@@ -4,8 +4,8 @@
 
     __enter__        finish what a killed job has left
     selection        which files have to be done
-    run              begin: note that this job has begun; only then make its KEK, and ask for Spark
-                     the work, wave after wave (``waves``)
+    run              begin: note that this job has begun; only then make its KEK, and start the
+                     runner; the work, wave after wave (``waves``)
     __exit__         remove what is staged; note the end
 
 ``report`` has what became of it. Independent of what is done to a file.
@@ -157,7 +157,7 @@ class Job:
         was_interrupted = runner is not None and not self.has_ended
         tasks_may_run = runner is not None and (was_interrupted or runner.has_failures)
         try:
-            # Spark itself may have ended.
+            # What runs the tasks may have ended.
             with contextlib.suppress(Exception):
                 if runner is not None and (tasks_may_run or runner.speculates):
                     # Spark kills the processes of its ended tasks a while later. If one is killed
@@ -185,9 +185,9 @@ class Job:
         digests: bool = False,
     ) -> None:
         """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. A job's
-        KEK is made when the ledger says that the job runs, so that no rewrapping misses it. Spark
-        is not needed before all is known that can be known without it. Raises OSError if there is
-        no room for more targets; then the files done so far stay done."""
+        KEK is made when the ledger says that the job runs, so that no rewrapping misses it. The
+        runner is not needed before all is known that can be known without it. Raises OSError if
+        there is no room for more targets; then the files done so far stay done."""
         report, summary = self._report, self.summary
         report.master_key_id = master_key_id
         report.total = sum(item.source_size for item in items)

@@ -3,7 +3,7 @@
 ::
 
     for each wave    _prepared  stage the files, make keys that tasks share
-                     run_wave   the tasks, by Spark (``runner``)
+                     run_wave   the tasks, by the ``Runner``
                      _finish    put together what they wrote, and ``commit``:
                                 rows pending, files named, rows settled
 
@@ -71,8 +71,8 @@ class _Shared(NamedTuple):
 
 
 class Waves:
-    """The waves of one run, which writes files if ``writes`` is set. ``runner`` returns its Spark
-    jobs: Spark is started when they are first asked for. ``sidecars``: each file gets one.
+    """The waves of one run, which writes files if ``writes`` is set. ``runner`` returns what runs
+    its tasks, and starts it when it is first asked for. ``sidecars``: each file gets one.
     ``folders`` are those of the targets so far, ``new_folders`` those of them that did not exist.
     ``replaced`` collects encrypted sources that others have replaced since their keys were looked
     up, and that are not tried again yet; if it is None, these have failed."""
@@ -147,8 +147,8 @@ class Waves:
         return self._run_tasks(wave.tasks, work)
 
     def _run_tasks(self, tasks: list[Task], work: Work) -> list[Result]:
-        """Run tasks as one Spark job. If it fails, for instance because a file kills its worker,
-        run its parts one by one, so that only that file fails. Give up if no part succeeds."""
+        """Run tasks at once. If that fails, for instance because a file kills its worker, run its
+        parts one by one, so that only that file fails. Give up if no part succeeds."""
         runner = self._runner()
         costs = [sum(piece.cost for piece in task) for task in tasks]
         try:

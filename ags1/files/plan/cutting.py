@@ -12,7 +12,7 @@ from ...engine import layout
 from ...host.runners import FILE_COST
 from ..staging.pieces import BLOCK_SIZE, Item, Piece
 
-# The same for a remote file, whose requests take tens of milliseconds each.
+# As FILE_COST, of a remote file, whose requests take tens of milliseconds each.
 REMOTE_FILE_COST = 8 << 20
 MIN_TASK_COST = 64 << 20
 MAX_TASK_COST = 1 << 30
