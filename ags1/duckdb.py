@@ -6,8 +6,11 @@ for all URLs with ``ags1::``. Needs duckdb and fsspec, which are optional (the e
 
 from __future__ import annotations
 
+import io
+import threading
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import duckdb
 from fsspec import available_protocols
@@ -41,7 +44,12 @@ def connect(
 
 
 class _Urls(AbstractFileSystem):  # type: ignore[misc]
-    """The URLs of encrypted files, each on the file system that it names."""
+    """The URLs of encrypted files, each on the file system that it names. Threads share one.
+
+    A local file has its name as soon as DuckDB opens it. After a failed COPY, DuckDB asks whether
+    there is one, and removes it. Another of its threads may close the file afterwards. So a file
+    that is being written exists, and when it has been removed, its ``close`` does nothing.
+    """
 
     protocol = ("ags1", *(f"ags1::{name}" for name in available_protocols()))
     cachable = False
@@ -49,6 +57,7 @@ class _Urls(AbstractFileSystem):  # type: ignore[misc]
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__()
         self._options = options
+        self._written: WeakValueDictionary[str, _SharedWriter] = WeakValueDictionary()
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -60,7 +69,10 @@ class _Urls(AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         files, below = at_url(path, self._options)
         file = files.open(below, mode)
-        return SharedReader(file) if mode == "rb" else file
+        if mode == "rb":
+            return SharedReader(file)
+        self._written[path] = writer = _SharedWriter(file)
+        return writer
 
     def glob(self, path: str, **_: Any) -> list[str]:
         files, below = at_url(path, self._options)
@@ -71,6 +83,9 @@ class _Urls(AbstractFileSystem):  # type: ignore[misc]
         return files.ls(below, detail=detail)
 
     def info(self, path: str, **_: Any) -> Any:
+        writer = self._written.get(path)
+        if writer is not None and not writer.closed:
+            return {"name": path, "size": writer.tell(), "type": "file"}
         files, below = at_url(path, self._options)
         return files.info(below)
 
@@ -87,5 +102,44 @@ class _Urls(AbstractFileSystem):  # type: ignore[misc]
         files.mv(below, at_url(path2, self._options)[1])
 
     def rm_file(self, path: str) -> None:
+        writer = self._written.pop(path, None)
+        if writer is not None and writer.abort():
+            return
         files, below = at_url(path, self._options)
         files.rm_file(below)
+
+
+class _SharedWriter:
+    """A file that one thread writes, and that another one may close or abort. If nobody does, it is
+    never there, as the file's own finalizer says."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        return int(self._file.write(data))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                self._file.close()
+
+    def abort(self) -> bool:
+        """Remove what was written, unless the file is closed. Returns whether it was removed."""
+        with self._lock:
+            is_open, self.closed = not self.closed, True
+            if is_open:
+                self._file.abort()
+        return is_open

@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -343,11 +344,11 @@ def test_messages_that_are_explained_exist() -> None:
 
 def test_the_page_on_logging_has_every_logger() -> None:
     named = re.findall(r"^\| `(ags1\.[\w.]+)` \|", (PROJECT / LOGGING).read_text(), re.MULTILINE)
-    loggers = {
-        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
-        for path in PROJECT.glob("ags1/**/*.py")
-        if "= logging.getLogger(__name__)" in path.read_text()
-    }
+    loggers = set()
+    for path in PROJECT.glob("ags1/**/*.py"):
+        module = ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+        for name in re.findall(r"_log = logging\.getLogger\((\S+)\)", path.read_text()):
+            loggers.add(module if name == "__name__" else name.strip('"'))
     assert set(named) == loggers
 
 
@@ -383,14 +384,30 @@ def test_the_map_of_the_code_is_right() -> None:
     drawing = re.search(r"```text\n(.*?)```", text, re.DOTALL)
     assert drawing is not None
     named = re.findall(r"`((?:ags1|tests)/[\w/.]+)`", text)
+    folder = ""
     for line in drawing[1].splitlines():
-        folder = "ags1/iceberg/" if line.startswith(" ") else ""
+        folder = folder if line.startswith(" ") else line.split()[0]
+        above = folder if line.startswith(" ") else ""
         names = line.strip().split("   ")[0].split("  ")
-        named += [folder + name for name in names if "*" not in name]
+        named += [above + name for name in names if "*" not in name]
     assert [path for path in named if not (PROJECT / path).exists()] == []
     packages = {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/*/__init__.py")}
     packages |= {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/iceberg/*/*.py")}
+    packages |= {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/files/*/*.py")}
     assert packages <= {Path(path) for path in named}
+
+
+def test_the_list_of_all_modules_is_current() -> None:
+    """``python docs/modules.py > docs/modules.md`` makes it."""
+    made = runpy.run_path(str(PROJECT / "docs" / "modules.py"))["modules_page"]()
+    assert made == (PROJECT / "docs" / "modules.md").read_text()
+    for line in made.splitlines():
+        assert not re.match(r"- `\S+`: (c?import |from |$)", line)
+    named = set(re.findall(r"^- `(\w+\.\w+)`", made, re.MULTILINE))
+    sources = (PROJECT / "ags1").rglob("*.py*")
+    modules = {path.name for path in sources if path.suffix in (".py", ".pyx")}
+    classes = {path.name for path in (PROJECT / "jvm" / "src" / "main").rglob("*.java")}
+    assert modules | classes == named
 
 
 def test_the_readme_is_short() -> None:
@@ -477,6 +494,7 @@ def test_no_cell_of_the_comparison_is_empty() -> None:
             assert all(cells[1:]), row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", [FIRST_KEYS, KEYRING], ids=["first", "details"])
 def test_the_keyrings_of_the_page_on_keys_run(home: Home, story: Story) -> None:
     home.run(story, ["-c", RUN])

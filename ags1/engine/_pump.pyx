@@ -38,15 +38,24 @@ cdef extern from *:
     """
     #include <errno.h>
     #include <fcntl.h>
+    #include <stddef.h>
     #ifdef __linux__
+    #include <linux/magic.h>
+    #include <sys/vfs.h>
+    static int ags1_is_in_memory(int fd) {
+        struct statfs found;
+        return fstatfs(fd, &found) == 0 && found.f_type == TMPFS_MAGIC;
+    }
     #define ags1_allocate(fd, size) fallocate((fd), 0, 0, (size))
     #define ags1_start_writing(fd, at, size) \\
         sync_file_range((fd), (at), (size), SYNC_FILE_RANGE_WRITE)
     #else
+    #define ags1_is_in_memory(fd) 0
     #define ags1_allocate(fd, size) (errno = ENOTSUP, -1)
     #define ags1_start_writing(fd, at, size) 0
     #endif
     """
+    bint ags1_is_in_memory(int fd) nogil
     int ags1_allocate(int fd, off_t size) nogil
     int ags1_start_writing(int fd, off_t at, off_t size) nogil
 
@@ -56,8 +65,10 @@ cdef enum:
     MAX_BATCH_BLOCKS = 256
     # One call writes one aligned piece of this size, or a part of it. For more, Linux takes larger
     # pages for its cache. In a virtual machine that reports free pages to its host, the host may
-    # have to give each of them again: that took up to ten times as long.
+    # have to give each of them again: that took up to ten times as long. Files in memory (tmpfs)
+    # have small pages anyway, and one call writes all.
     WRITE_SIZE = 64 << 10
+    WRITE_SIZE_IN_MEMORY = 1 << 30
 
 cdef enum Outcome:
     DONE
@@ -76,25 +87,29 @@ cdef struct Range:
     long long text_size
     bint sealing
     bint durable
+    size_t write_size
     int batch
     unsigned char *slots
 
 
-cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) noexcept nogil:
-    """Read or write all of ``parts`` at ``offset``. Continue after short counts and signals.
+cdef ssize_t move(
+    size_t write_size, int fd, iovec *parts, int count, off_t offset
+) noexcept nogil:
+    """Read all of ``parts`` at ``offset``, or write them in pieces that end at multiples of
+    ``write_size``, unless that is 0. Continue after short counts and signals.
     Returns the number of bytes, which is smaller only if the file that is read ends; or -1 with
     errno set. Changes ``parts``."""
     cdef ssize_t total = 0, n
     while count:
-        if writing:
-            n = write_some(fd, parts, count, offset + total)
+        if write_size:
+            n = write_some(write_size, fd, parts, count, offset + total)
         else:
             n = preadv(fd, parts, count, offset + total)
         if n < 0:
             if errno.errno == errno.EINTR:
                 continue
             return -1
-        if n == 0 and writing:
+        if n == 0 and write_size:
             errno.errno = errno.EIO
             return -1
         if n == 0:
@@ -110,9 +125,11 @@ cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) n
     return total
 
 
-cdef ssize_t write_some(int fd, const iovec *parts, int count, off_t offset) noexcept nogil:
-    """Write the beginning of ``parts``, up to the next multiple of ``WRITE_SIZE`` in the file."""
-    cdef size_t room = WRITE_SIZE - <size_t>(offset % WRITE_SIZE), size = 0
+cdef ssize_t write_some(
+    size_t write_size, int fd, const iovec *parts, int count, off_t offset
+) noexcept nogil:
+    """Write the beginning of ``parts``, up to the next multiple of ``write_size`` in the file."""
+    cdef size_t room = write_size - <size_t>offset % write_size, size = 0
     cdef iovec first = parts[0]
     cdef int whole = 0
     while whole < count and size + parts[whole].iov_len <= room:
@@ -155,7 +172,7 @@ cdef Outcome transfer(
             read_size, written_size = written_size, read_size
             read_at, written_at = written_at, read_at
 
-        moved = move(False, r.source, read_into, blocks if r.sealing else 1, read_at)
+        moved = move(0, r.source, read_into, blocks if r.sealing else 1, read_at)
         if moved != <ssize_t>read_size:
             return READ_FAILED if moved < 0 else CUT_SHORT
         if r.sealing:
@@ -169,7 +186,8 @@ cdef Outcome transfer(
                 failed_block[0] = block + bad
                 return NOT_AUTHENTIC
         if r.target >= 0 and written_size:
-            if move(True, r.target, written_from, 1 if r.sealing else blocks, written_at) < 0:
+            if move(r.write_size, r.target, written_from, 1 if r.sealing else blocks,
+                    written_at) < 0:
                 return WRITE_FAILED
             if r.durable:
                 ags1_start_writing(r.target, written_at, written_size)
@@ -317,6 +335,7 @@ cdef class Pump:
         r.text_size = text_size
         r.sealing = sealing
         r.durable = self._durable
+        r.write_size = WRITE_SIZE_IN_MEMORY if ags1_is_in_memory(self._target) else WRITE_SIZE
         r.slots = NULL
         self.enter()
         try:

@@ -1,6 +1,6 @@
 """Where encrypted bytes are written: to a caller's file object, or to a path. A path gets its file
-only when the file is complete. A pipe or a device gets the bytes as they come. Independent of
-blocks and keys."""
+only when the file is complete. A pipe or a device gets the bytes as they come. What a failed call
+has sent to a caller's object is spoilt, where it can be. Independent of blocks and keys."""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 fsspec         ags1:: in front of a URL: a file system of fsspec
 arrow          the same for pyarrow
 ledger         the wrapped keys of many files, and what became of each file of a job
+jobs           one run of a job on many files, whatever runs its tasks
+plan           which files a job does, and how their work is cut
+work           one file, or a range of its blocks: bytes in, bytes out
 staging        the files of a job: found, staged and given their names
 storage        where bytes lie: a folder, a bucket
 publish        the one table of steps by which a file and its key change

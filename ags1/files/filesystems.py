@@ -1,4 +1,5 @@
-"""The file system of fsspec that a URL means. Needs fsspec, which is optional."""
+"""The file system of fsspec that a URL means. URLs with passwords, signatures or other URLs in them
+are refused. Needs fsspec, which is optional."""
 
 from __future__ import annotations
 

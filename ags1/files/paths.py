@@ -1,8 +1,11 @@
-"""Tells paths of this machine from URLs. No I/O."""
+"""The names of encrypted files; and which paths are on this machine, and which are URLs. No I/O."""
 
 from __future__ import annotations
 
 from urllib.parse import unquote
+
+# What the names of encrypted files end in.
+SUFFIX = ".ags1"
 
 
 def local_path(path: str) -> str | None:

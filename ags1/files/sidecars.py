@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..errors import KeyMetadataError
 from ..host import private_file
 from ..host._process import process_number
-from ..host.atomic import already_exists
+from ..host.atomic import already_exists, is_at
 from ..host.atomic import publish as give_name
 from ..host.descriptors import is_stream
 from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path, write_document
@@ -318,7 +318,7 @@ def publish_pair(
             Beside(place, sidecar, old_keys),
             partial(give_name, staged, target, overwrite=overwrite, durable=durable),
             # Ctrl-C may come when the file has its name already.
-            lambda _: _is_file(target, status),
+            lambda _: is_at(target, status, follow=True),
         )
 
 
@@ -339,7 +339,7 @@ def locked(path: str) -> Iterator[bool]:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_EX)
             # The run that had the lock before may have put another file in its place.
-            if _is_file(path, os.fstat(fd)):
+            if is_at(path, os.fstat(fd), follow=True):
                 break
             os.close(fd)
             fd = -1
@@ -363,10 +363,3 @@ def check_link(target: str, sidecar_file: str) -> None:
             f"this is a link, and the file that it points to has the sidecar {own}: name that file"
         )
         raise OSError(errno.EINVAL, message, target)
-
-
-def _is_file(path: str, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), status)
-    except OSError:
-        return False

@@ -8,6 +8,7 @@ process        objects that a forked child must not share; _process has the proc
 threads        a pool of threads that a signal may interrupt
 pools          threads for many calls that mostly wait
 shared_reader  a file that several threads of another library read
+runners        what runs tasks in other processes
 cpu            how many CPUs there are, and their features
 strict_json    JSON that no two parsers read differently
 """

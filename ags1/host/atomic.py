@@ -117,7 +117,7 @@ class AtomicFile(Unsettled):
         except BaseException as error:
             # The file may have its name already, for example after Ctrl-C. If it replaced another,
             # it stays; otherwise it is removed.
-            self.published = _is_file(self._path, self._status)
+            self.published = is_at(self._path, self._status)
             if self.published and not self._overwrite:
                 os.unlink(self._path)
                 self.published = False
@@ -361,9 +361,12 @@ def is_temporary(name: str) -> bool:
     return name.startswith(_TEMPORARY_PREFIX) and name.endswith(_TEMPORARY_SUFFIX)
 
 
-def _is_file(path: str, status: os.stat_result | None) -> bool:
+def is_at(path: str, status: os.stat_result | None, *, follow: bool = False) -> bool:
+    """Whether ``path`` names the file of that status; ``follow``: also through a link."""
     try:
-        return status is not None and os.path.samestat(os.lstat(path), status)
+        return status is not None and os.path.samestat(
+            os.stat(path, follow_symlinks=follow), status
+        )
     except OSError:
         return False
 

@@ -3,8 +3,9 @@
 ``EncryptedCatalog`` wraps a catalog of PyIceberg. Its ``load_table`` returns an ``EncryptedTable``
 if the table has the property ``encryption.key-id``. What the catalog says of a table is trusted
 more than the metadata file: the parameters of Hive, Glue and DynamoDB, the pins of a SQL catalog,
-and a REST server's answer. Only the caller and the configuration file choose the KMS, never a
-server, because ``encryption.kms-impl`` names code to run.
+and a REST server's answer. A new table is encrypted if its properties name a key; without one, a
+warning says so where a KMS is configured. Only the caller and the configuration file choose the
+KMS, never a server, because ``encryption.kms-impl`` names code to run.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 An ``Attempt`` calls each step twice: ``check`` compares the committed version with what the step
 read earlier, and ``stage`` adds the step's updates. The rules of a conflict are in
-``write/conflicts.py``.
+``write/conflicts.py``. Before it commits, an attempt removes the keys that nothing needs, if the
+table's properties say so; if the table is damaged, it only warns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The sidecar ``FILE.keys``: the wrapped keys of one file, in the form that a table uses.
+"""The sidecar ``FILE.keys``: the wrapped keys of one file, in the form that a table uses. A
+symbolic link that has no sidecar of its own uses that of the file to which it points.
 
 ::
 

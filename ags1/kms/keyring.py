@@ -1,4 +1,5 @@
-"""The keyring file: named master keys, each with its versions.
+"""The keyring file: named master keys, each with its versions. One process at a
+time changes it: by flock, or by a file beside it where the file system has no locks.
 
 ::
 

@@ -436,7 +436,8 @@ def test_a_file_is_written_whole_or_not_at_all(home: Path) -> None:
     assert sorted(p.name for p in home.iterdir()) == ["rows.csv", "stats"]
 
 
-@pytest.mark.parametrize("form", ["arrow", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_binary_formats_are_not_for_a_terminal(form: str) -> None:
     leader, follower = pty.openpty()
     try:
@@ -450,6 +451,7 @@ def test_binary_formats_are_not_for_a_terminal(form: str) -> None:
     assert b"not written to a terminal" in errors
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_message() -> None:
     with start(
         "table", "scan", TABLES / "parquet_plain", "-q", *KMS, stdout=subprocess.PIPE

@@ -250,7 +250,7 @@ def _pieces(stream: Stream, path: Path) -> Iterator[Any]:
 
 
 def _job(stream: Stream, path: Path, out: bytearray) -> None:
-    work = pytest.importorskip("ags1.spark.jobs.work")
+    work = pytest.importorskip("ags1.files.work.tasks")
     decrypting = work.Decrypting(_Key(stream.km), "job", False)
     for piece in _pieces(stream, path):
         result = decrypting.piece(piece, work.Attempt("job", f"a{piece.first_block}", 0))
@@ -261,7 +261,7 @@ def _job(stream: Stream, path: Path, out: bytearray) -> None:
 
 
 def _verifying_job(stream: Stream, path: Path, out: bytearray) -> None:
-    work = pytest.importorskip("ags1.spark.jobs.work")
+    work = pytest.importorskip("ags1.files.work.tasks")
     verifying = work.Verifying(_Key(stream.km), "job", False)
     for piece in _pieces(stream, path):
         verifying.piece(piece, work.Attempt("job", "a", 0))

@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -996,3 +998,33 @@ def test_a_file_without_a_size_is_not_taken_for_an_empty_one(tmp_path: Path) -> 
         with pytest.raises(ags1.Ags1Error, match="size") as caught:
             ags1.encrypt_file(source, tmp_path / "target")
     assert caught.value.file == str(source)
+
+
+def kernel_calls_to_write() -> int:
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["syscw"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts the calls")
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_only_files_on_disks_are_written_in_small_pieces(
+    plain: Path, tmp_path: Path, where: str
+) -> None:
+    folder = tmp_path if where == "disk" else Path(tempfile.mkdtemp(dir="/dev/shm"))
+    kind = ["stat", "--file-system", "--format=%T", str(folder)]
+    found = subprocess.run(kind, capture_output=True, text=True, check=True).stdout.strip()
+    if (found == "tmpfs") != (where == "memory"):
+        pytest.skip(f"the folder is on {found}")
+    try:
+        before = kernel_calls_to_write()
+        km = ags1.encrypt_file(plain, folder / "sealed", threads=1)
+        between = kernel_calls_to_write()
+        ags1.decrypt_file(folder / "sealed", folder / "opened", km, threads=1)
+        after = kernel_calls_to_write()
+        # Ten blocks, each in one call or in sixteen.
+        for count in (between - before, after - between):
+            assert count > 9 * 16 if where == "disk" else count < 20
+        assert (folder / "opened").read_bytes() == LARGE
+    finally:
+        if where == "memory":
+            shutil.rmtree(folder)

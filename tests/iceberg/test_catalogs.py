@@ -122,6 +122,7 @@ def test_the_kms_may_be_a_client(sql: dict[str, str]) -> None:
         assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
 
 
+@pytest.mark.slow
 def test_the_configuration_of_pyiceberg_is_read(tmp_path: Path, run_python: Any) -> None:
     # In its file, PyIceberg makes the names of properties small, the key's among them.
     key = {"encryption.kms-type": "memory", "encryption.kms.key.keyA": "00" * 16}

@@ -94,6 +94,7 @@ def test_the_commands_that_read(table: EncryptedTable, run: Run) -> None:
     assert metadata["current-snapshot-id"] == table.metadata.current_snapshot_id
 
 
+@pytest.mark.slow
 def test_output_waits_for_its_reader() -> None:
     script = (
         "from pyiceberg.cli import console\n"
@@ -115,8 +116,8 @@ def test_output_waits_for_its_reader() -> None:
     assert process.returncode == 0
 
 
-# Of `make test`: the other ways to buffer each output.
-@pytest.mark.slow_variants("help-unbuffered", "text-buffered", "json-unbuffered")
+# The other outputs, and ways to buffer them, are slow.
+@pytest.mark.slow_variants("help-.*", "text-buffered", "json-.*")
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["list"], ["--output", "json", "list"]], ids=["help", "text", "json"]

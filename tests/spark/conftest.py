@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import OF_CONNECT
 
+from ags1.files.jobs import publishing
 from ags1.files.keys import KmsConfig
 from ags1.files.ledger import Ledger, open_ledger
+from ags1.files.plan.cutting import Wave
+from ags1.host.runners import TaskAttempt, this_attempt
 from ags1.kms import LocalKms
-from ags1.spark.jobs import publishing, running, work
-from ags1.spark.jobs.planning import Wave
 
 _CONF = {
     "spark.driver.memory": "1g",
@@ -232,16 +233,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> LedgerPlace:
     return LedgerPlace("folder", str(tmp_path / "ledger"))
 
 
-class _Context:
-    """What a task asks Spark for."""
-
-    def taskAttemptId(self) -> int:
-        return 1
-
-    def attemptNumber(self) -> int:
-        return 0
-
-
 class _Here:
     """A group of Spark jobs, as jobs use it, that runs tasks in this process."""
 
@@ -256,6 +247,7 @@ class _Here:
         work: Callable[[Iterable[Any]], Iterator[Any]],
         costs: Iterable[int] = (),
     ) -> list[Any]:
+        this_attempt.set(TaskAttempt("1", 0))
         return [result for task in tasks for result in work([task])]
 
     def run_waves(
@@ -268,6 +260,4 @@ class _Here:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the tasks of jobs run in this process."""
-    monkeypatch.setattr(running, "JobGroup", _Here)
-    monkeypatch.setattr(work, "task_context", _Context)
-    monkeypatch.setattr(work, "end_of_task", lambda: None)
+    monkeypatch.setattr("ags1.spark.jobs.group.JobGroup", _Here)

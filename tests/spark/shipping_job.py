@@ -22,8 +22,8 @@ from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from ags1.files.keys import KmsConfig
+from ags1.files.plan import cutting
 from ags1.spark import datasource, jobs
-from ags1.spark.jobs import planning
 
 EXECUTORS = 2
 
@@ -42,7 +42,7 @@ def main(folder: Path, keyring: str) -> dict[str, Any]:
     rows = spark.read.format("ags1").option("inner", "text").option("keyring", keyring)
     said["rows"] = rows.option("ledger", str(ledger)).load(str(folder / "sealed")).count()
 
-    planning.MIN_TASK_COST = 1 << 20  # so that there is still work to do when the executor dies
+    cutting.MIN_TASK_COST = 1 << 20  # so that there is still work to do when the executor dies
 
     def kill_one() -> None:
         target = folder / "back"

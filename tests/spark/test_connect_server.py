@@ -31,10 +31,10 @@ _WAITING = """
 import os, pathlib, time
 from ags1.cli import main
 from ags1.spark import jobs
-from ags1.spark.jobs import planning
-from ags1.spark.jobs.work import Encrypting
+from ags1.files.plan import cutting
+from ags1.files.work.tasks import Encrypting
 
-planning.MIN_TASK_COST = 1
+cutting.MIN_TASK_COST = 1
 
 class Waiting(Encrypting):
     def run(self, task, attempt):
@@ -53,7 +53,7 @@ _SLOW = """
 import time
 from ags1.cli import main
 from ags1.spark import jobs
-from ags1.spark.jobs.work import Decrypting
+from ags1.files.work.tasks import Decrypting
 
 class Slow(Decrypting):
     def piece(self, piece, attempt):

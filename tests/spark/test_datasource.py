@@ -30,8 +30,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ags1.files.keys import FileKeys, KmsConfig
 from ags1.files.ledger import DONE, ENCRYPT, Row, open_ledger
+from ags1.files.staging.protocol import SourceFile
 from ags1.spark import datasource
-from ags1.spark.datasource.encrypted_files import Listed, Part, list_files, open_part, plan
+from ags1.spark.datasource.encrypted_files import Part, list_files, open_part, plan
 from ags1.spark.datasource.lines import whole_lines
 from ags1.spark.datasource.reader import FilesReader
 
@@ -115,7 +116,7 @@ def test_blocks_are_rows_and_make_up_the_files(
 
 def test_parts_cover_every_byte_once() -> None:
     sizes = {"a": 1000, "b": 10, "c": 5, "d": 350, "e": 0}
-    files = [Listed(name, size, "1") for name, size in sizes.items()]
+    files = [SourceFile(name, name, size, "1") for name, size in sizes.items()]
 
     tasks = plan(files, 100)
 

@@ -29,23 +29,26 @@ from ags1.cli.app import app
 from ags1.cli.exits import Exit
 from ags1.engine.key_metadata import KeyMetadata
 from ags1.errors import KmsUnavailableError, KmsUnwrapError
+from ags1.files.jobs import waves
+from ags1.files.jobs.sidecars import write_sidecars
 from ags1.files.keys import FileKeys, KmsConfig, as_text
 from ags1.files.ledger import ENCRYPT, Ledger, Row, open_ledger
 from ags1.files.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
+from ags1.files.plan import cutting
 from ags1.files.staging import local as local_storage
 from ags1.files.staging import local_files, marks
 from ags1.files.staging.local import LOCAL, LocalSource, LocalStorage
 from ags1.files.staging.pieces import Item, Piece, target_size
 from ags1.files.staging.places import find
 from ags1.files.staging.protocol import Attempt, Staging
+from ags1.files.work import tasks as work
+from ags1.files.work.tasks import Decrypting, Encrypting, Result, Verifying
 from ags1.keys import Keychain, Sidecar
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import group, planning, sessions, waves, work
+from ags1.spark.jobs import group, sessions
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
-from ags1.spark.jobs.sidecars import write_sidecars
-from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 
 from .conftest import nonce_in
 
@@ -156,7 +159,7 @@ def folders(tmp_path: Path, spark: Any, kms: KmsConfig) -> Folders:
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files of more than 3 MiB cut, and tasks of a few small files."""
-    monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
+    monkeypatch.setattr(cutting, "MIN_TASK_COST", 2 * MIB)
 
 
 @pytest.mark.usefixtures("small_tasks")
@@ -489,7 +492,7 @@ class TestRetries:
         assert (done.done, [failure.message for failure in done.failures]) == (1, [work.CHANGED])
         folders.check()
         monkeypatch.undo()
-        monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
+        monkeypatch.setattr(cutting, "MIN_TASK_COST", 2 * MIB)
         assert folders.encrypt().done == 1
         folders.check()
 
@@ -639,14 +642,14 @@ class Cut:
         self.staging = Staging("ab", str(root / "out"), True, False)
         (root / "out").mkdir()
         marks.leave(LOCAL, "ab", str(root / "out"), durable=False)
-        self.whole = planning.whole(item)._replace(
+        self.whole = cutting.whole(item)._replace(
             shared=LOCAL.stage(self.staging, [item], {0})[0],  # type: ignore[arg-type]
             wrapped=as_text(self.keys.wrap(km)),
             source_identity=work.file_identity(found.path),
         )
         self.cut = [
             self.whole._replace(first_block=piece.first_block, block_count=piece.block_count)
-            for piece in planning.ranges(item, MIB)
+            for piece in cutting.ranges(item, MIB)
         ]
 
     def result(self, number: int | None, attempt: str = "a") -> Result:
@@ -774,7 +777,7 @@ def test_a_file_that_is_cut_short_before_a_task_opens_it(tmp_path: Path, kms: Km
     size = len(sealed)
     item = Item(0, str(path), "", "sealed", size - 1, "", 3 * MIB, as_text(keys.wrap(km)))
     verifying = Verifying(keys, "ab", False)
-    first = next(planning.ranges(item, MIB))
+    first = next(cutting.ranges(item, MIB))
     assert verifying._result(first, Attempt("ab", "a", 0)).error == work.CHANGED
     first = first._replace(source_size=size)
     assert verifying._result(first, Attempt("ab", "a", 0)).error is None
@@ -785,12 +788,12 @@ import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
 from ags1.files.staging import local as local_storage
-from ags1.spark.jobs import planning
+from ags1.files.plan import cutting
 from ags1.files.keys import KmsConfig
 
 source, target, ledger, keyring, wanted = sys.argv[1:]
-planning.MIN_TASK_COST = 2 << 20
-planning._WAVE_TASKS_PER_CORE = 1
+cutting.MIN_TASK_COST = 2 << 20
+cutting._WAVE_TASKS_PER_CORE = 1
 builder = SparkSession.builder.master("local[2]")
 for name in ("spark.driver.host", "spark.driver.bindAddress"):
     builder = builder.config(name, "127.0.0.1")
@@ -1014,7 +1017,7 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
         return results
 
     monkeypatch.setattr(waves.Waves, "run_wave", spying)
-    monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
+    monkeypatch.setattr(cutting, "MIN_TASK_COST", 2 * MIB)
     folders.write(a=1000, b=9 * MIB)
     folders.encrypt()
     folders.decrypt()

@@ -12,11 +12,11 @@ import pytest
 from hdfs_server import hdfs_server
 
 import ags1
+from ags1.files.jobs.publishing import settle_pending
 from ags1.files.keys import FileKeys, KmsConfig
 from ags1.files.ledger import ENCRYPT, open_ledger
 from ags1.files.staging import places as storages
 from ags1.spark import jobs
-from ags1.spark.jobs.publishing import settle_pending
 
 pytest.importorskip("requests")
 

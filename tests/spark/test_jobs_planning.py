@@ -20,10 +20,10 @@ import fsspec
 from fsspec import AbstractFileSystem
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import waves
+from ags1.files.jobs import waves
 from ags1.files.keys import KmsConfig
 from ags1.files.staging.places import open_storage
-from ags1.spark.jobs.work import Result
+from ags1.files.work.tasks import Result
 
 FOLDERS, FILES, SIZE, HUGE = 25, 10_000, 10_000, 100 << 30
 

@@ -18,20 +18,21 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import ags1
+from ags1.files.jobs import waves
+from ags1.files.jobs.publishing import clear_again, published, settle_pending
+from ags1.files.jobs.running import JobOptions
 from ags1.files.keys import FileKeys, KmsConfig
 from ags1.files.ledger import DONE, ENCRYPT, Ledger, Row, open_ledger
+from ags1.files.plan import cutting
 from ags1.files.staging import places as storages
 from ags1.files.staging import s3 as s3_storage
 from ags1.files.staging.pieces import Item, Piece
 from ags1.files.staging.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
 from ags1.files.staging.s3 import S3Storage
+from ags1.files.work.tasks import Decrypting, Encrypting, Result, Verifying
 from ags1.keys import Sidecar
 from ags1.spark import jobs
-from ags1.spark.jobs import planning, waves
 from ags1.spark.jobs.group import JobGroup
-from ags1.spark.jobs.publishing import clear_again, published, settle_pending
-from ags1.spark.jobs.running import JobOptions
-from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 
 from .conftest import nonce_in, set_for_workers
 
@@ -222,8 +223,8 @@ def places(
     endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Places]:
-    monkeypatch.setattr(planning, "MIN_TASK_COST", 8 * MIB)
-    monkeypatch.setattr(planning, "REMOTE_FILE_COST", 2 * MIB)
+    monkeypatch.setattr(cutting, "MIN_TASK_COST", 8 * MIB)
+    monkeypatch.setattr(cutting, "REMOTE_FILE_COST", 2 * MIB)
     for kind in (EncryptingHere, DecryptingHere, VerifyingHere):
         monkeypatch.setattr(jobs, kind.__name__.removesuffix("Here"), kind)
     places = Places(tmp_path, spark, kms)
@@ -315,7 +316,7 @@ def test_what_is_settled_while_it_is_looked_for_is_verified(
 def test_requests_for_many_files_are_the_executors(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ags1.spark.jobs.waves._FEW_REQUESTS", 4)
+    monkeypatch.setattr("ags1.files.jobs.waves._FEW_REQUESTS", 4)
     asked: list[str] = []
     call = S3Storage.call
     monkeypatch.setattr(
@@ -687,7 +688,7 @@ def test_names_are_given_again_by_second_attempts(
     called = []
     context = SimpleNamespace(attemptNumber=lambda: number)
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
-    monkeypatch.setattr("ags1.spark.jobs.waves._FEW_REQUESTS", 1)
+    monkeypatch.setattr("ags1.files.jobs.waves._FEW_REQUESTS", 1)
     spark = SimpleNamespace(conf={"spark.speculation": speculation}, sparkContext=None)
     monkeypatch.setattr(JobGroup, "run", lambda group, parts, call: list(call(parts)))
     conduct = JobOptions(durable=False, cores=2)
@@ -706,12 +707,12 @@ _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.spark.jobs import planning
+from ags1.files.plan import cutting
 from ags1.files.staging import s3 as s3_storage
 from ags1.files.keys import KmsConfig
 
 ledger, keyring, method, wanted = sys.argv[1:]
-planning.MIN_TASK_COST = 8 << 20
+cutting.MIN_TASK_COST = 8 << 20
 builder = SparkSession.builder.master("local[2]")
 for name in ("spark.driver.host", "spark.driver.bindAddress"):
     builder = builder.config(name, "127.0.0.1")
@@ -787,7 +788,7 @@ class TestUploads:
         self, staged: tuple[S3Storage, Staging, Item, str], number: int, *data: bytes
     ) -> list[tuple[int, str]]:
         storage, _, item, shared = staged
-        piece = planning.whole(item)._replace(shared=shared)
+        piece = cutting.whole(item)._replace(shared=shared)
         with storage.output(piece, Attempt("abc", str(number), number), 0o600, 0) as output:
             for part in data:
                 output.write(part)
@@ -936,7 +937,7 @@ class TestUploads:
         for size in (100 << 30, 5 << 40):
             unit = storage.unit(size)
             item = Item(0, "", "", "", size, "", size, unit=unit)
-            pieces = list(planning.ranges(item, planning.MAX_TASK_COST))
+            pieces = list(cutting.ranges(item, cutting.MAX_TASK_COST))
             assert all(piece.first_block % unit == 0 for piece in pieces)
             assert sum(piece.block_count for piece in pieces) == size // MIB
             last = (pieces[-1].first_block + pieces[-1].block_count - 1) // unit

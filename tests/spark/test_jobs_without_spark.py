@@ -40,24 +40,24 @@ from ags1.errors import (
     NoKeyError,
     TruncatedError,
 )
+from ags1.files.jobs.publishing import clear, clear_again
+from ags1.files.jobs.waves import Waves
 from ags1.files.keys import FileKeys, KmsConfig
 from ags1.files.ledger import JobNote, Ledger, Row, open_ledger
 from ags1.files.ledger.rows import read_table, rows_to_table, table_to_rows, to_parquet
+from ags1.files.plan import cutting
+from ags1.files.plan.cutting import Pace, Wave
+from ags1.files.plan.patterns import Patterns
+from ags1.files.plan.selection import Selection
 from ags1.files.staging import local_files as files
 from ags1.files.staging import marks
 from ags1.files.staging.pieces import Item, Piece
 from ags1.files.staging.places import find, open_storage
 from ags1.files.staging.protocol import Attempt, JobEndedError, Staging
 from ags1.files.staging.remote import RemoteStorage
+from ags1.files.work.tasks import Encrypting, Result, Work
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import planning
-from ags1.spark.jobs.patterns import Patterns
-from ags1.spark.jobs.planning import Pace, Wave
-from ags1.spark.jobs.publishing import clear, clear_again
-from ags1.spark.jobs.selection import Selection
-from ags1.spark.jobs.waves import Waves
-from ags1.spark.jobs.work import Encrypting, Result, Work
 from tests.aws_server import aws_server, dummy_environment
 
 from .conftest import LedgerPlace, step_around
@@ -353,7 +353,7 @@ class TestRuns:
     def test_a_full_disk_ends_the_job(
         self, places: Places, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
-        monkeypatch.setattr(planning, "MIN_TASK_COST", 4 * planning.FILE_COST)
+        monkeypatch.setattr(cutting, "MIN_TASK_COST", 4 * cutting.FILE_COST)
         places.write(*(f"d{n:02}/f" for n in range(60)))
         tried = []
 
@@ -412,7 +412,7 @@ class TestRuns:
     def test_as_many_failures_as_are_allowed(
         self, places: Places, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * planning.FILE_COST)
+        monkeypatch.setattr(cutting, "MIN_TASK_COST", 2 * cutting.FILE_COST)
         places.write(*(f"f{number:02}" for number in range(40)))
         places.target.mkdir()
         for number in (0, 1, 2):
@@ -546,7 +546,7 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
         marks.leave(storage, job_id, root, durable=False)
         cut = {item.number for item in items} if is_cut else set()
         shared = storage.stage(staging, items, cut)
-        task = [planning.whole(item)._replace(shared=shared[item.number]) for item in items]  # type: ignore[arg-type]
+        task = [cutting.whole(item)._replace(shared=shared[item.number]) for item in items]  # type: ignore[arg-type]
         with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
             ledger.begin(job_id, root)
             with pytest.MonkeyPatch.context() as patch:
@@ -732,8 +732,8 @@ class TestSideBySide:
 
     @pytest.fixture(autouse=True)
     def small_waves(self, here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(planning.Pace, "is_enough", lambda self, tasks, files: True)
-        monkeypatch.setattr("ags1.spark.jobs.waves.task_cost", lambda *_: 2000)
+        monkeypatch.setattr(cutting.Pace, "is_enough", lambda self, tasks, files: True)
+        monkeypatch.setattr("ags1.files.jobs.waves.task_cost", lambda *_: 2000)
 
     def test_two_jobs_and_a_verification(self, places: Places, place: LedgerPlace) -> None:
         names = [f"{folder}/{folder}{n}" for folder in ("one", "two") for n in range(12)]
@@ -878,4 +878,4 @@ def test_a_killed_driver_loses_minutes(cores: int, task_seconds: float) -> None:
         pace.finished(wave, seconds)
         assert cores <= pace.wave_tasks <= max(4 * cores, 8)
         lasts = task_seconds * -(-pace.wave_tasks // cores)
-        assert lasts <= max(planning.WAVE_SECONDS + task_seconds, task_seconds)
+        assert lasts <= max(cutting.WAVE_SECONDS + task_seconds, task_seconds)

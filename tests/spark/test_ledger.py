@@ -33,6 +33,13 @@ from ags1.errors import (
     KmsAccessDeniedError,
     KmsConfigurationError,
 )
+from ags1.files.jobs import publishing
+from ags1.files.jobs.publishing import (
+    clear,
+    clear_again,
+    published,
+    settle_pending,
+)
 from ags1.files.keys import KmsConfig
 from ags1.files.ledger import (
     DONE,
@@ -47,6 +54,8 @@ from ags1.files.ledger.copying import ParquetRows, copy_rows
 from ags1.files.ledger.lookup import LedgerSidecars
 from ags1.files.ledger.rows import rows_to_table
 from ags1.files.ledger.store import Store
+from ags1.files.plan import cutting
+from ags1.files.plan.selection import has_its_name
 from ags1.files.staging import local as local_storage
 from ags1.files.staging import local_files as files
 from ags1.files.staging import marks
@@ -61,14 +70,6 @@ from ags1.files.storage.bucket import version_of
 from ags1.files.storage.protocol import Status
 from ags1.keys import KeyEncryptionKey, Sidecar
 from ags1.kms.key_file import KeyFileKms
-from ags1.spark.jobs import planning, publishing
-from ags1.spark.jobs.publishing import (
-    clear,
-    clear_again,
-    has_its_name,
-    published,
-    settle_pending,
-)
 
 from .conftest import LedgerPlace, step_around
 
@@ -340,8 +341,7 @@ def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
     clear(ledger, job_id, str(folder))
 
 
-# Of `make test`: a ledger in a folder; objects in test_object_ledger.py.
-@pytest.mark.slow_variants(r"object")
+@pytest.mark.slow
 def test_a_job_that_is_killed_at_any_step(
     tmp_path: Path, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -743,7 +743,7 @@ def test_a_name_that_was_given_though_the_answer_was_lost(
 def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) -> None:
     items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
     seen: dict[int, list[Piece]] = {}
-    for wave in planning.waves(items, planning.Pace(cores), cost):
+    for wave in cutting.waves(items, cutting.Pace(cores), cost):
         assert all(wave.tasks)
         pieces = [piece for task in wave.tasks for piece in task]
         assert {piece.number for piece in pieces} == {item.number for item in wave.items}
@@ -815,6 +815,7 @@ def test_rows_in_little_memory(changes: list[tuple[str, int | None]]) -> None:
     assert list(found.drained()) == list(expected.values())
 
 
+@pytest.mark.slow
 @pytest.mark.thread_unsafe(reason="tracemalloc traces all threads")
 def test_keys_need_little_memory() -> None:
     """For a million names the driver needs at most 500 MiB. It has most of them twice."""
@@ -838,17 +839,17 @@ def test_keys_need_little_memory() -> None:
 
 def test_tasks_are_few_and_even() -> None:
     small = [Item(n, "", "", "", 10_000, "1", 10_000) for n in range(20_000)]
-    cost = planning.task_cost(small, 2)
-    tasks = [task for wave in planning.waves(small, planning.Pace(2), cost) for task in wave.tasks]
+    cost = cutting.task_cost(small, 2)
+    tasks = [task for wave in cutting.waves(small, cutting.Pace(2), cost) for task in wave.tasks]
     assert 6 <= len(tasks) <= 16
     assert max(map(len, tasks)) < 2 * 20_000 / len(tasks)
     for sizes in ([2 << 30], [32 << 20] * 64, [5 << 30] + [10_000] * 1000):
         items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
-        cost = planning.task_cost(items, 2)
+        cost = cutting.task_cost(items, 2)
         tasks = [
-            task for wave in planning.waves(items, planning.Pace(2), cost) for task in wave.tasks
+            task for wave in cutting.waves(items, cutting.Pace(2), cost) for task in wave.tasks
         ]
-        loads = [sum(piece.cost + planning.FILE_COST for piece in task) for task in tasks]
+        loads = [sum(piece.cost + cutting.FILE_COST for piece in task) for task in tasks]
         assert len(tasks) >= 6
         assert max(loads) < 1.5 * cost
 
@@ -863,7 +864,7 @@ def test_what_nothing_tells_the_version_of_is_one_piece() -> None:
         (unknown._replace(wrapped="{}"), True),  # to be opened: its tags tell
         (known._replace(unit=0), False),
     ):
-        [wave] = planning.waves([item], planning.Pace(2), 64 << 20)
+        [wave] = cutting.waves([item], cutting.Pace(2), 64 << 20)
         assert (len(wave.tasks) > 1) is is_cut
 
 

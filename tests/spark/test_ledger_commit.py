@@ -21,16 +21,19 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import ags1
+from ags1.files.jobs.publishing import settle_pending
+from ags1.files.keys import KmsConfig
 from ags1.files.ledger import DONE, ENCRYPT, FAILED, Row, open_ledger
 from ags1.files.staging.local import LocalSource
 from ags1.files.staging.places import find
 from ags1.host.atomic import publish
+from ags1.kms import LocalKms
 from ags1.spark import datasource
 from ags1.spark.datasource import Ags1DataSource, staging
 from ags1.spark.datasource.ledger_commit import ledger_rows, take_back
 from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.datasource.writer import FilesWriter, WrittenFile
-from ags1.spark.jobs.publishing import settle_pending
+from ags1.spark.jobs import rewrap_ledger
 from ags1.spark.options import sealing_keys as options_sealing_keys
 from tests.aws_server import aws_server, dummy_environment
 
@@ -329,6 +332,29 @@ def test_files_of_a_commit_that_fails_are_taken_back(
     writer.abort(messages)
     assert len(list(folder.iterdir())) == 1
     assert [row.status for row in settled(given)] == [DONE] + [FAILED] * 4
+
+
+@pytest.mark.usefixtures("here")
+def test_a_rewrapping_between_the_key_and_the_commit(
+    given: dict[str, str], folder: Path, keyring: Path
+) -> None:
+    """After it, the old master key may be destroyed."""
+    LocalKms(str(keyring)).create_key("new")
+    kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})
+    add(given, folder, "a")
+    writer, messages = written(given, folder, "b")
+    rewrap_ledger(lambda: None, ledger=given["ledger"], kms=kms, to_key_id="new")
+
+    with pytest.raises(ags1.Ags1Error, match="wrapped again while"):
+        writer.commit(messages)
+    writer.abort(messages)
+
+    given["key"] = "new"
+    assert [row.master_key_id for row in settled(given)] == ["new"]
+    assert texts_in(given, folder) == ["a"]
+    assert names_in(str(folder)) == [Path(settled(given)[0].target).name]
+    add(given, folder, "b")
+    assert texts_in(given, folder) == ["a", "b"]
 
 
 def test_a_folder_of_a_killed_driver_is_not_mounted(

@@ -29,12 +29,12 @@ from day import SEED
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ags1.errors import Ags1Error, NoKeyError
+from ags1.files.jobs.publishing import settle_pending
 from ags1.files.keys import FileKeys, KmsConfig
 from ags1.files.ledger import DONE, open_ledger
 from ags1.filesystem import Ags1FileSystem
 from ags1.keys.sidecar import Sidecar
 from ags1.spark import jobs
-from ags1.spark.jobs.publishing import settle_pending
 
 ORDERS = int(os.environ.get("AGS1_TEST_MODEL", "10"))
 LEDGER, SOURCE, TARGET = "memory://model/ledger", "memory://model/in", "memory://model/sealed"

@@ -13,19 +13,19 @@ from click.testing import CliRunner
 import ags1
 from ags1.cli.app import app
 from ags1.engine import oneshot
+from ags1.files.jobs.publishing import clear, published, settle_pending
+from ags1.files.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.files.keys import FileKeys, KmsConfig, as_text
 from ags1.files.ledger import ENCRYPT, FAILED, JobNote, Ledger, Row, open_ledger
 from ags1.files.ledger.copying import copy_rows
+from ags1.files.plan.patterns import Patterns
+from ags1.files.plan.selection import Selection
 from ags1.files.staging import marks
 from ags1.files.staging.local import LOCAL
 from ags1.keys import Keychain
 from ags1.keys.keychain import FILE_KEY_SIZE
 from ags1.keys.sidecar import Sidecar, read_sidecar, sidecar_path
 from ags1.kms import LocalKms
-from ags1.spark.jobs.patterns import Patterns
-from ags1.spark.jobs.publishing import clear, published, settle_pending
-from ags1.spark.jobs.selection import Selection
-from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 
 from .conftest import LedgerPlace
 from .test_ledger import JOB, _Killed, _Kills, row, staged
@@ -78,15 +78,15 @@ def test_sidecars_from_a_ledger_and_back(
     with place.open() as ledger:
         fill(ledger, [*rows, missing])
         moved = write_sidecars(ledger)
-        assert (moved.done, moved.known) == (3, 0)
+        assert (moved.done, moved.unchanged) == (3, 0)
         assert [failure.kind for failure in moved.failures] == ["FileNotFoundError"]
         assert not Path(sidecar_path(missing.target)).exists()
-        assert write_sidecars(ledger).known == 3
+        assert write_sidecars(ledger).unchanged == 3
     check(sealed, keyring)
     with open_ledger(str(tmp_path / "new"), writing=True) as rebuilt:
         for expected in ((3, 0), (0, 3)):
             moved = rows_from_sidecars(rebuilt, [str(tmp_path / "sealed")])
-            assert (moved.done, moved.known, moved.failures) == (*expected, [])
+            assert (moved.done, moved.unchanged, moved.failures) == (*expected, [])
         found = rebuilt.done(ENCRYPT)
         columns = ("relative_path", "source_size", "target_size", "key_id", "master_key_id")
         for row_before in rows:

@@ -33,6 +33,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
 from ags1.errors import AuthenticationError, KmsConfigurationError, KmsError
+from ags1.host import runners
 from ags1.iceberg import EncryptedTable, load_catalog
 from ags1.iceberg import verify_table as verify_here
 from ags1.iceberg.distributed import executors
@@ -49,7 +50,6 @@ pytest.importorskip("pyspark")
 from ags1.spark import tables
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.table_access import TableByOptions
-from ags1.spark.tables import waves
 
 from .conftest import set_for_workers
 from .test_iceberg_source import JAVA_KMS, some_rows, stored_files, table_of
@@ -76,13 +76,13 @@ def session(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both cores have something to do, however small the files are."""
-    monkeypatch.setattr(waves, "_LEAST_COST", 1)
+    monkeypatch.setattr(runners, "_LEAST_COST", 1)
 
 
 @pytest.fixture
 def small_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task is a file, a wave four of them."""
-    monkeypatch.setattr(waves, "_TASK_COST", 200_000)
+    monkeypatch.setattr(runners, "_TASK_COST", 200_000)
 
 
 def report(result: TableCheck) -> dict[str, Any]:
@@ -469,7 +469,7 @@ def test_a_table_of_java_s_that_was_moved(session: Any, tmp_path: Path) -> None:
         "key": "keyA",
     }
     output = TableOutput(PyArrowFileIO(), {JAVA_LOCATION: str(tmp_path)})
-    runner = waves.WaveRunner(session, None)
+    runner = tables._runner(session, None)
     with executors.FileRewrites(runner, TableByOptions.of(options)) as executor:
         change = Rekeying(Rewriter(output, executor), Choice()).change(table.view())
         nobody_s = folder / "data" / f"{executor._job_id}-0-ff.parquet"
@@ -717,7 +717,7 @@ def test_tasks_are_of_about_equal_cost_and_begin_with_the_largest() -> None:
     sizes = [1, 700, 3, 250, 250, 9, 90] * 10
     items = [(number, size << 20) for number, size in enumerate(sizes)]
 
-    tasks_and_sizes = waves.cut(items, cores=4, most=16)
+    tasks_and_sizes = runners.cut(items, cores=4, most=16)
     tasks = [task for task, _ in tasks_and_sizes]
 
     assert sorted(itertools.chain.from_iterable(tasks)) == list(range(70))
@@ -738,7 +738,7 @@ def test_tasks_are_of_about_equal_cost_and_begin_with_the_largest() -> None:
 def test_there_are_no_more_tasks_than_are_worth_it(count: int, size: int, tasks: int) -> None:
     items = [(number, size + (512 << 10)) for number in range(count)]
 
-    assert len(waves.cut(items, cores=100, most=16)) == tasks
+    assert len(runners.cut(items, cores=100, most=16)) == tasks
 
 
 # -- the commands

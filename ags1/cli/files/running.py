@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from ...errors import KMS_UNUSABLE, KmsError
+from ...files.storage.folder import make_folder
 from ..console import Output, warnings_as_lines
 from ..exits import EXPECTED
 from ..report import Report
-from .sources import Job, Plan, make_folder
+from .sources import Job, Plan
 
 _EXISTS = "done already"
 _CHANGED = "changed after it was encrypted"

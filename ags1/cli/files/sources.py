@@ -14,6 +14,7 @@ import click
 
 from ...engine import layout
 from ...errors import FormatError, KeyMetadataError
+from ...files.paths import SUFFIX
 from ...host.atomic import is_temporary
 from ...host.descriptors import is_stream
 from ...keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_beside
@@ -22,7 +23,6 @@ from ...kms.keyring import LOCK_SUFFIX, is_keyring
 from ..console import STDIN, STREAM
 from ..options import Paths
 
-SUFFIX = ".ags1"
 _ENCRYPTED = "encrypted already"
 
 
@@ -205,20 +205,6 @@ def refuse_other_files(path: str) -> None:
 def _did_you_mean(path: str) -> str:
     """Return the end of a message about another file, which is empty if there is no ``path``."""
     return f": did you mean {path}?" if os.path.isfile(path) else ""
-
-
-def make_folder(folder: str, source_folder: str) -> None:
-    """Make a target's missing folders, with the modes that the source's folders have. Otherwise,
-    others could read the copy of a private folder."""
-    if os.path.isdir(folder or "."):
-        return
-    make_folder(os.path.dirname(folder), os.path.dirname(source_folder))
-    mode = stat.S_IMODE(os.stat(source_folder or ".").st_mode) & 0o777
-    try:
-        os.mkdir(folder, mode | 0o700)
-    except FileExistsError:
-        if not os.path.isdir(folder):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
 
 
 def _find(

@@ -15,7 +15,7 @@ from .running import BulkCommand
 from .session import build_report
 
 if TYPE_CHECKING:
-    from ...spark.jobs.sidecars import Moved
+    from ...spark.jobs import Summary
 
 _ledger = click.argument("ledger", metavar="LEDGER")
 
@@ -133,7 +133,7 @@ def export(ledger: str, target: str | None, to_sidecars: bool, force: bool, out:
         raise click.UsageError("give either FILE.parquet or --to-sidecars")
     with open_ledger(ledger, writing=False) as opened:
         if target is None:
-            from ...spark.jobs.sidecars import write_sidecars
+            from ...files.jobs.sidecars import write_sidecars
 
             return _report(write_sidecars(opened), "wrote {}", "sidecar", out)
         from ...files.ledger.copying import export_rows
@@ -164,8 +164,8 @@ def rebuild(ledger: str, sources: Paths, out: Output) -> int:
       ags1 spark ledger rebuild ledger sealed
       ags1 spark ledger rebuild s3://ops/ledger s3://sealed/2026
     """
+    from ...files.jobs.sidecars import rows_from_sidecars
     from ...files.ledger import open_ledger
-    from ...spark.jobs.sidecars import rows_from_sidecars
 
     with open_ledger(ledger, writing=True) as opened:
         moved = rows_from_sidecars(opened, sources)
@@ -218,10 +218,10 @@ def forget(ledger: str, job: str, out: Output) -> int:
     return 0
 
 
-def _report(moved: Moved, text: str, name: str, out: Output) -> int:
-    report = build_report(moved.failures, out)
-    facts = {"done": moved.done, "known": moved.known, "failed": len(moved.failures)}
+def _report(moved: Summary, text: str, name: str, out: Output) -> int:
+    report = build_report(moved, out)
+    facts = {"done": moved.done, "known": moved.unchanged, "failed": moved.failed}
     text = text.format(counted(moved.done, name))
-    text = f"{text}, {moved.known:,} were there already" if moved.known else text
+    text = f"{text}, {moved.unchanged:,} were there already" if moved.unchanged else text
     out.result(facts, text, report.exit_code)
     return report.exit_code

@@ -67,7 +67,7 @@ class RunOptions:
 def _patterns(
     ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    from ...spark.jobs.patterns import Patterns
+    from ...files.plan.patterns import Patterns
 
     try:
         Patterns(given)
@@ -188,12 +188,10 @@ def run(function_name: str, options: RunOptions, *paths: Any, **more: Any) -> in
 
 def _report(summary: Summary, options: RunOptions) -> int:
     out = options.out
-    report = build_report(summary.failures, out)
+    report = build_report(summary, out)
     numbers = ("done", "unchanged", "skipped", "failed", "not_tried", "planned")
     is_empty = not any(getattr(summary, name) for name in numbers)
     code = report.exit_code or (Exit.NO_FILES if is_empty and not options.allow_empty else Exit.OK)
-    if (more := summary.failed - len(summary.failures)) and not out.as_json:
-        print_error(f"{counted(more, 'more file')} failed")
     for file in summary.planned:
         line = (
             f"{file.path}{f' -> {file.target}' if file.target else ''}, {console.size(file.size)}"

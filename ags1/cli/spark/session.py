@@ -15,21 +15,21 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import click
 
 from ... import errors
-from ..console import Output
+from ..console import Output, counted, print_error
 from ..options import flag
 from ..report import Report
 
 if TYPE_CHECKING:
     from ...files.keys import KmsConfig
     from ...kms.settings import Settings
-    from ...spark.jobs import FailedFile
+    from ...spark.jobs import Summary
 
 _NO_PYSPARK = "PySpark is not installed: pip install 'ags1[spark]'"
 # Any scheme: a cluster manager may be a plug-in.
@@ -95,15 +95,17 @@ def kms_config(settings: Settings) -> KmsConfig:
     return KmsConfig(properties)
 
 
-def build_report(failures: Iterable[FailedFile], out: Output) -> Report:
+def build_report(summary: Summary, out: Output) -> Report:
     """Return a report of the files for which a command has failed. With ``--json`` they are printed
     only as JSON."""
     report = Report(out, once=True)
-    for failure in failures:
+    for failure in summary.failures:
         kind: Any = getattr(errors, failure.kind, None)
         is_ours = isinstance(kind, type) and issubclass(kind, errors.Ags1Error)
         error: Exception = kind(failure.message) if is_ours else OSError(0, failure.message)
         report.failed(error, failure.path, failure.kind)
+    if (more := summary.failed - len(summary.failures)) and not out.as_json:
+        print_error(f"{counted(more, 'more file')} failed")
     return report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...host.atomic import is_temporary
-from .pairs import FILE_SUFFIX
+from ..paths import SUFFIX
 
 Info = dict[str, Any]
 
@@ -23,9 +23,9 @@ def is_file(info: Info) -> bool:
 def is_encrypted(info: Info) -> bool:
     """Whether an entry is a file with the name of an encrypted one."""
     name = info["name"].rpartition("/")[2]
-    plain = name.removesuffix(FILE_SUFFIX)
+    plain = name.removesuffix(SUFFIX)
     # A file that was encrypted twice has no name here.
-    is_named = plain not in ("", name) and not plain.endswith(FILE_SUFFIX)
+    is_named = plain not in ("", name) and not plain.endswith(SUFFIX)
     return is_file(info) and is_named and not is_temporary(name)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.reader import Reader
 from ...engine.writer import Writer
 from ...keys.keychain import FILE_KEY_SIZE
-from .pairs import FILE_SUFFIX
+from ..paths import SUFFIX
 
 if TYPE_CHECKING:
     from ...host.atomic import StagedFile
@@ -24,7 +24,7 @@ class _OfFileSystem:
 
     @property
     def path(self) -> str:
-        return self.stored.removesuffix(FILE_SUFFIX)
+        return self.stored.removesuffix(SUFFIX)
 
     name = path
 

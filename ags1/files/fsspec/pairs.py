@@ -29,13 +29,12 @@ from ...keys.sidecar import (
     sidecar_beside,
     sidecar_path,
 )
+from ..paths import SUFFIX
 from ..publish import publish
 from ..sidecars import Beside, LocalPlace, OldKeys, StoragePlace, check_link, publish_pair
 from ..storage.bucket import Bucket
 from ..storage.folder import Folder
 
-# What names of encrypted files end in.
-FILE_SUFFIX = ".ags1"
 # A smaller file is read by one request, and kept while it is open: a block of 1 MiB fits.
 _AT_ONCE = (1 << 20) + (1 << 12)
 _COPIED_AT_ONCE = 1 << 20
@@ -50,7 +49,7 @@ class Opened(Protocol):
 
 def stored_path(path: str) -> str:
     """Return the name of the encrypted file for a path with or without ``.ags1``."""
-    return path if path.endswith(FILE_SUFFIX) else path + FILE_SUFFIX
+    return path if path.endswith(SUFFIX) else path + SUFFIX
 
 
 def parse_sidecar(start: bytes | Exception, file: str) -> Sidecar:

@@ -38,7 +38,7 @@ from ...errors import (
     KeyMetadataError,
     TruncatedError,
 )
-from ...host.atomic import AtomicFile
+from ...host.atomic import AtomicFile, already_exists
 from ...host.cpu import usable_cpus
 from ...host.descriptors import is_stream, open_stream
 from ...host.threads import thread_count
@@ -50,18 +50,18 @@ from ...keys.sidecar import (
     Sidecar,
     sidecar_path,
 )
+from ..paths import SUFFIX
 from ..storage.bucket import bucket_below
 from ..storage.folder import Folder
 from .entries import Info, is_encrypted, is_file, is_same, names_of
 from .files import EncryptedInput, EncryptedOutput
 from .options import KeyOptions
-from .pairs import FILE_SUFFIX, LocalPairs, Pairs, parse_sidecar, stored_path
+from .pairs import LocalPairs, Pairs, parse_sidecar, stored_path
 from .transfers import ManyFiles, unless_replaced
 
 if TYPE_CHECKING:
     from ...iceberg.formats.parquet_view import PlainParquet
 
-_PARQUET_SUFFIX = ".parquet"
 # Bytes that are decrypted at a time when a whole file is.
 _CHUNK = 8 << 20
 
@@ -276,7 +276,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         return [
             {
                 **info,
-                "name": info["name"].removesuffix(FILE_SUFFIX),
+                "name": info["name"].removesuffix(SUFFIX),
                 "size": size,
                 "encrypted_size": info["size"],
             }
@@ -324,7 +324,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
     def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
         kwargs.setdefault("sizes", kwargs.get("detail", False))
-        return super().glob(path.removesuffix(FILE_SUFFIX), maxdepth, **kwargs)
+        return super().glob(path.removesuffix(SUFFIX), maxdepth, **kwargs)
 
     def exists(self, path: str, **kwargs: Any) -> bool:
         return self.isfile(path) or self.isdir(path)
@@ -399,12 +399,12 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
                 "appended to or changed in place: write the whole file again (wb)"
             )
         self._check_writable()
-        folder = path.removesuffix(FILE_SUFFIX)
+        folder = path.removesuffix(SUFFIX)
         # In an object storage, a file and a folder may have the same name.
         if self._is_local and self.isdir(folder):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder)
         if mode == "xb" and self.fs.exists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            raise already_exists(path)
         # A KMS that cannot be used fails here, before any work.
         self._keys.keychain(sealing=True).prepare()
         staged, overwrite = self._pairs.storage.scratch(path), mode == "wb"
@@ -445,7 +445,7 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
         try:
             info = self.fs.info(path)
         except FileNotFoundError:
-            if self.isdir(folder := path.removesuffix(FILE_SUFFIX)):
+            if self.isdir(folder := path.removesuffix(SUFFIX)):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folder) from None
             raise
         if not is_file(info):
@@ -454,14 +454,14 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
 
     def _is_parquet(self, path: str) -> bool:
         """Whether this is a Parquet file that is encrypted inside, which has no ``.ags1``."""
-        if not path.endswith(_PARQUET_SUFFIX) or not self.fs.isfile(path):
+        if not path.endswith(".parquet") or not self.fs.isfile(path):
             return False
         return bool(
             self.fs.cat_file(path, 0, len(ENCRYPTED_PARQUET_MAGIC)) == ENCRYPTED_PARQUET_MAGIC
         )
 
     def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput | PlainParquet:
-        if not path.endswith(FILE_SUFFIX):
+        if not path.endswith(SUFFIX):
             # Needs pyarrow, which is optional.
             from ...iceberg.formats.parquet_view import PlainParquet
 

@@ -21,7 +21,7 @@ from fsspec.implementations.chained import ChainedFileSystem
 
 from ...host.threads import run_in_threads
 from ...keys.sidecar import MOST_TRIES
-from .pairs import FILE_SUFFIX
+from ..paths import SUFFIX
 
 T = TypeVar("T")
 
@@ -213,7 +213,7 @@ class ManyFiles(ChainedFileSystem):  # type: ignore[misc]
 
 def _are_distinct(paths: Iterable[Any]) -> bool:
     """Whether no file is named twice: as a URL or a path, with its suffix or without."""
-    names = [str(path).rpartition("://")[2].removesuffix(FILE_SUFFIX) for path in paths]
+    names = [str(path).rpartition("://")[2].removesuffix(SUFFIX) for path in paths]
     return len(set(names)) == len(names)
 
 

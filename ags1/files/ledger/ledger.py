@@ -5,7 +5,7 @@ file without its key. A file has one key for one content: whoever writes a file 
 a fresh key, with a new row. These are the steps of a batch, each of them one request::
 
     prepare(rows)         the rows, with their keys, are pending
-      files get their names (``ags1.spark.jobs.publishing``)
+      files get their names (``ags1.files.jobs.publishing``)
     settle(batch, rows)   the same rows, as they turned out; then they are pending no longer
 
 A job may be killed between any two steps. Then a later job sees its batches in ``pending`` and its
@@ -23,6 +23,7 @@ folders pass over names that begin with ``_``::
     _job-<job id>.json          a job that is running, or was killed
     _alive-<job id>             its sign of life, which is written again and again
     _cleared-<job id>-<ms>.json when what it had staged was removed, and its tasks may still run
+    _rewrap-<random>            keys were wrapped again
     _staged-<job id>-….json     the uploads that it has begun; they are aborted with it
     batch-…, _pending-…, _state of earlier versions (``earlier``), which cannot write here any more
 
@@ -41,6 +42,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from ...engine._gcm import random_bytes
 from ..paths import local_path
 from . import earlier, packs
 from .packs import Leaf
@@ -343,6 +345,15 @@ class Ledger:
             message = "a job is writing, or was killed before all of its files had their names: "
             message += "wait, or run it again, which finishes its work"
             raise BlockingIOError(errno.EAGAIN, message, self.location)
+
+    def note_rewrapping(self) -> None:
+        """Note that keys are wrapped again from now on (``rewrappings``)."""
+        create(self._store, f"_rewrap-{random_bytes(8).hex()}", b"")
+
+    def rewrappings(self) -> frozenset[str]:
+        """Return the names of the rewrappings that have begun. If one has begun since a KEK was
+        made, do not add that KEK: its master key may be destroyed."""
+        return frozenset(self._noted("_rewrap-"))
 
     def killed(self) -> dict[str, str]:
         """Return the folders of the jobs in ``notes`` that have not been cleared."""

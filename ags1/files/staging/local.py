@@ -19,11 +19,11 @@ from functools import partial
 
 from ...engine._gcm import random_bytes
 from ...errors import Ags1Error
-from ...host.atomic import publish, sync
+from ...host.atomic import is_at, publish, sync
 from ...host.regular_file import regular_file
 from ..ledger import Row
 from ..paths import local_path
-from ..storage.folder import Folder, read_range, status_of
+from ..storage.folder import Folder, make_folder, read_range, status_of
 from ..storage.protocol import Status
 from . import local_files as files
 from . import marks
@@ -219,14 +219,14 @@ class LocalStorage(Folder):
         if status.st_size != row.target_size:
             message = "the file that was written has the wrong size: run the job again"
             raise NothingStagedError(errno.EIO, message, staged)
-        if again and status.st_nlink > 1 and _is_at(row.target, status):
+        if again and status.st_nlink > 1 and is_at(row.target, status):
             os.unlink(staged)
             return
         try:
             publish(staged, row.target, overwrite=row.replaces, durable=False)
         except OSError:
             # If the answer to a rename is lost, a network file system repeats it, and that fails.
-            if not _is_at(row.target, status):
+            if not is_at(row.target, status):
                 raise
             files.remove(staged)
 
@@ -283,7 +283,7 @@ def _make_folder(folder: str, source: str, root: str) -> OSError | None:
         if os.path.realpath(folder) != os.path.normpath(inside):
             message = "a link lies between the target folder and this one: remove it"
             return OSError(errno.ELOOP, message, folder)
-        files.make_folder(folder, like, root)
+        make_folder(folder, like, root)
     except OSError as error:
         return error
     return None
@@ -360,11 +360,3 @@ def _is_published(row: Row, trace: files.Trace) -> bool:
         return False
     is_new = not row.replaces or trace.is_of(status)
     return is_new and status.st_size == row.target_size
-
-
-def _is_at(target: str, status: os.stat_result) -> bool:
-    """Whether ``target`` names the file of that status."""
-    try:
-        return os.path.samestat(os.lstat(target), status)
-    except OSError:
-        return False

@@ -278,20 +278,6 @@ def create(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def make_folder(folder: str, source_folder: str | None, root: str) -> None:
-    """Make a target's missing folders up to ``root``, with the modes of the source's folders if it
-    has any: otherwise other users could read the copies of a private folder's files."""
-    if os.path.isdir(folder):
-        return
-    if source_folder is None or folder == root or len(folder) <= len(root):
-        os.makedirs(folder, exist_ok=True)
-        return
-    make_folder(os.path.dirname(folder), os.path.dirname(source_folder), root)
-    mode = stat.S_IMODE(os.stat(source_folder).st_mode) & 0o777
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, mode | 0o700)
-
-
 def check_root(root: str) -> None:
     """Raise OSError if ``root`` is something else than a folder."""
     if os.path.lexists(root) and not os.path.isdir(root):

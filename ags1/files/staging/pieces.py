@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     blocks from ``first_block`` on. ``shared`` is what all attempts at the file use together (see
     ``JobStorage.stage``). ``digests``: only compute the HMAC of a file that is cut.
     ``source_identity`` tells a local file that is cut from others of the same size and time
-    (``ags1.spark.jobs.work.file_identity``)."""
+    (``ags1.files.work.tasks.file_identity``)."""
 
     number: int
     source: str

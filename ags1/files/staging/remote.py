@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...errors import Ags1Error
-from ...host.atomic import is_temporary, temporary_name
+from ...host.atomic import already_exists, is_temporary, temporary_name
 from ...host.pools import CancellingPool, map_in_threads
 from ..filesystems import os_errors
 from ..ledger import Row
 from ..storage.bucket import Bucket, status_of
-from ..storage.protocol import Status
+from ..storage.protocol import Status, status_of_file
 from . import marks
 from .listing import side_by_side
 from .pieces import Item, Piece
@@ -74,23 +74,17 @@ class RemoteSource:
 
     def __init__(self, storage: RemoteStorage, path: str) -> None:
         self._storage, self._path = storage, path
-        status = self._status()
+        status = status_of_file(storage, path)
         if wait := unsettled_seconds(status.version, time.time()):
             time.sleep(wait)
-            status = self._status()
+            status = status_of_file(storage, path)
         self.size, self.version = status
-
-    def _status(self) -> Status:
-        status = self._storage.status(self._path)
-        if status is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path)
-        return status
 
     def read(self, offset: int, size: int) -> bytes:
         return self._storage.read(self._path, offset, offset + size) if size else b""
 
     def check_unchanged(self) -> None:
-        if self._status() != (self.size, self.version):
+        if status_of_file(self._storage, self._path) != (self.size, self.version):
             raise Ags1Error(CHANGED)
 
 
@@ -296,7 +290,7 @@ class RemoteStorage(Bucket):
             again and target is not None and self._begins_with(staged, row.target, target.size)
         )
         if target is not None and not may_replace:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), row.target)
+            raise already_exists(row.target)
         try:
             self._move(staged, row.target)
         except OSError as error:

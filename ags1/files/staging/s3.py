@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from typing import Any
 
 from ...engine import layout
 from ...errors import Ags1Error
+from ...host.atomic import already_exists
 from ...host.process import OncePerProcess
 from ..filesystems import os_errors
 from ..ledger import Row
@@ -271,7 +271,7 @@ class S3Storage(RemoteStorage):
                     raise
                 # The store has no conditional writes, so a check has to do.
                 if self.status(row.target) is not None:
-                    raise _exists(row.target) from None
+                    raise already_exists(row.target) from None
                 complete()
         except OSError as error:
             # The answer may have been lost, or a killed job has completed the upload.
@@ -288,7 +288,7 @@ class S3Storage(RemoteStorage):
                     raise
                 raise _doubt(row.target, error) from None
             if exists:
-                raise _exists(row.target) from None
+                raise already_exists(row.target) from None
             if code in _NEVER or (again and code in _REFUSALS):
                 raise NothingStagedError(error.errno, error.strerror or str(error)) from error
             raise
@@ -324,10 +324,6 @@ async def _get(fs: Any, where: Mapping[str, str], offset: int, size: int, versio
         return data
     finally:
         answer["Body"].close()
-
-
-def _exists(target: str) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
 
 
 def _attempt_name(job_id: str, item: Item) -> str:

@@ -3,7 +3,8 @@ optional.
 
 A write of a new file is ``If-None-Match: *`` of S3 and Azure, and generation 0 of Google. fsspec
 calls it ``pipe_file(mode="create")``. Some storages ignore the condition, and some of fsspec's file
-systems look first and write then.
+systems look first and write then. A file system whose files can be seen while they are written is
+refused for a ledger.
 """
 
 from __future__ import annotations

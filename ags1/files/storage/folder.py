@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -84,6 +85,24 @@ class Folder:
             return
         private = self._mode is not None and not self._mode & 0o077
         os.makedirs(os.path.dirname(path), mode=0o700 if private else 0o777, exist_ok=True)
+
+
+def make_folder(folder: str, source_folder: str | None, root: str = "") -> None:
+    """Make a folder and those that are missing above it, with the modes that the folders of their
+    source have: otherwise other users could read the copies of a private folder's files. ``root``,
+    and folders without a source, get the usual modes. Raises OSError."""
+    if os.path.isdir(folder or "."):
+        return
+    if source_folder is None or (root and len(folder) <= len(root)):
+        os.makedirs(folder, exist_ok=True)
+        return
+    make_folder(os.path.dirname(folder), os.path.dirname(source_folder), root)
+    mode = stat.S_IMODE(os.stat(source_folder or ".").st_mode) & 0o777
+    try:
+        os.mkdir(folder, mode | 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
 
 
 def read_range(fd: int, offset: int, size: int) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -44,3 +46,11 @@ class Storage(Protocol):
 
     def remove(self, path: str) -> None:
         """Remove a file. It is no error if there is none."""
+
+
+def status_of_file(storage: Storage, path: str) -> Status:
+    """Return the status of a file that has to be there. Raises FileNotFoundError, OSError."""
+    status = storage.status(path)
+    if status is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return status

@@ -1,4 +1,5 @@
-"""``Commits``: makes a table's next metadata the current one, in one kind of catalog.
+"""``Commits``: makes a table's next metadata the current one, in one kind of catalog. Warns of
+a clock that is behind the table's, and of hashes that another program has left stale.
 
 The way of a commit, from ``table.append(rows)`` to the catalog's answer::
 
@@ -37,6 +38,7 @@ from ..pyiceberg.catalogs import default_table_location
 from ..pyiceberg.redirection import refuse_redirection
 from ..pyiceberg.versions import check_tested_for_writing
 from ..read.metadata import table_key_id
+from ..spec.java_json import JavaOrdered
 from ..storage.output import TableOutput
 from ..storage.trust import (
     HASH_LOCATION,
@@ -248,7 +250,7 @@ class Commits:
         self._refuse_redirection(base.metadata, base.config, base.location)
         table_key_id(base.metadata, base.trust, base.location)
 
-    def _updated(self, base: Base, updates: list[Update], new_key_id: str | None) -> dict[str, Any]:
+    def _updated(self, base: Base, updates: list[Update], new_key_id: str | None) -> JavaOrdered:
         """Return the metadata after the updates. Raises as ``commit``.
 
         PyIceberg has applied them to its models too, before the table asked for a commit. Its

@@ -24,7 +24,7 @@ from pyiceberg.typedef import Identifier
 
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
-from ..spec.java_json import java_hash, metadata_hash, print_ordered
+from ..spec.java_json import JavaOrdered, java_hash, metadata_hash, print_ordered
 from ..spec.requirements import check_requirements
 from ..storage.locations import new_input
 from ..storage.output import TableOutput
@@ -195,9 +195,9 @@ class FileCommits(Commits, ABC):
         return self._staged(metadata, location, print_metadata(metadata), sha256, None)
 
     def _write(
-        self, metadata: dict[str, Any], location: str, output: TableOutput, base: Base | None
+        self, metadata: JavaOrdered, location: str, output: TableOutput, base: Base | None
     ) -> NewMetadata:
-        text = print_ordered(metadata)  # as apply_updates returns it
+        text = print_ordered(metadata, None if base is None else base.metadata)
         stored = stored_form(text, location)
         output.write(location, stored)
         return self._staged(metadata, location, text, hashlib.sha256(stored).hexdigest(), base)
@@ -280,7 +280,7 @@ def _java_hash(metadata: Mapping[str, Any], text: bytes, base: Base | None) -> s
     """Return Hive's hash of metadata, which is printed as ``text``. Java hashes the fields that it
     knows. If the hash of ``base`` covers fields that are unknown here, a later Java wrote it, and
     the new hash covers them too."""
-    known, whole = java_hash(metadata), metadata_hash(text)
+    known, whole = java_hash(metadata, text), metadata_hash(text)
     stated = None if base is None else base.trust.java_hash
     if base is None or stated is None or known == whole:
         return known

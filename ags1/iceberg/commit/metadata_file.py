@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..read.metadata import COMPRESSED, MAX_METADATA_SIZE
-from ..spec.java_json import java_print
+from ..spec.java_json import JavaOrdered, java_print
 from ..spec.properties import number_in
 from ..storage.table_folders import TableFolders
 
@@ -64,15 +64,15 @@ def next_metadata_location(
 
 
 def with_metadata_log(
-    metadata: Mapping[str, Any], previous_location: str | None, previous_last_updated_ms: int
-) -> tuple[dict[str, Any], list[str]]:
+    metadata: JavaOrdered, previous_location: str | None, previous_last_updated_ms: int
+) -> tuple[JavaOrdered, list[str]]:
     """Return the metadata with the previous file in its log, and the files to delete after the
     commit. The log keeps the last ``write.metadata.previous-versions-max`` files. Older ones are
     deleted if ``write.metadata.delete-after-commit.enabled`` is true and they are in the previous
     file's folder, because somebody may have changed the log. Raises ValueError if the first
     property is not a number."""
     if previous_location is None:
-        return dict(metadata), []
+        return JavaOrdered(metadata), []
     properties = metadata.get("properties") or {}
     length = max(1, number_in(properties, PREVIOUS_VERSIONS_MAX, DEFAULT_PREVIOUS_VERSIONS_MAX))
     log = [
@@ -82,7 +82,7 @@ def with_metadata_log(
     deletes = str(properties.get(DELETE_AFTER_COMMIT, "false")).lower() == "true"
     files = [entry["metadata-file"] for entry in log[:-length]] if deletes else []
     expired = TableFolders(previous_location).versions(files)
-    return {**metadata, "metadata-log": log[-length:]}, expired
+    return JavaOrdered({**metadata, "metadata-log": log[-length:]}), expired
 
 
 def _version(location: str | None) -> int:

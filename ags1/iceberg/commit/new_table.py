@@ -1,4 +1,4 @@
-"""The updates that create a table."""
+"""The updates that create a table, encrypted or not as its properties say."""
 
 from __future__ import annotations
 

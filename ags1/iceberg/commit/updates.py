@@ -22,7 +22,7 @@ from ...errors import MetadataIntegrityError
 from ...keys.envelope import EncryptedKey
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.constants import FORMAT_VERSION, MAIN_BRANCH
-from ..spec.java_json import in_java_order, schema_in_java_order
+from ..spec.java_json import JavaOrdered, in_java_order, schema_in_java_order
 from ..spec.json_fields import json_object, string, whole, wholes
 from ..spec.properties import check_encryption, property_text, refuse_reserved
 from ..spec.refs import RETENTION, read_refs, ref_from_update
@@ -51,7 +51,7 @@ _REF_FIELDS = frozenset({"snapshot-id", "type", *RETENTION})
 
 def apply_updates(
     metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], *, now_ms: int
-) -> dict[str, Any]:
+) -> JavaOrdered:
     """Return a table's metadata after updates, in Java's field order. The argument is not changed.
     ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). If the table
     was last updated later than that, by another clock, the change has the time of that update. The
@@ -87,7 +87,7 @@ class _Table:
     def __init__(
         self, metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], now_ms: int
     ) -> None:
-        self._is_new = metadata is None
+        self._before = metadata
         # Java cannot read a table whose times go back by more than a minute.
         self._now_ms = max(now_ms, (metadata or {}).get("last-updated-ms", 0))
         self._table = _empty(updates) if metadata is None else _completed(metadata)
@@ -110,7 +110,7 @@ class _Table:
             raise ValueError(f"unknown update of a table: {action!r}")
         change(self, update)
 
-    def build(self) -> dict[str, Any]:
+    def build(self) -> JavaOrdered:
         table = self._table
         if self._is_changed:
             table["last-updated-ms"] = self._now_ms
@@ -127,7 +127,7 @@ class _Table:
                 table["partition-spec"] = self._by_id("partition-specs", "spec-id")[
                     table["default-spec-id"]
                 ]["fields"]
-        return in_java_order(table)
+        return in_java_order(table, before=self._before)
 
     # Identity, version, location, properties
 
@@ -423,7 +423,7 @@ class _Table:
 
     def _check_shape(self) -> None:
         table = self._table
-        if self._is_new:
+        if self._before is None:
             for name in ("table-uuid", "location"):
                 if not table.get(name):
                     raise ValueError(f"a new table has no {name}")

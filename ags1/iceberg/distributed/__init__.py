@@ -5,7 +5,7 @@
     WriteJob                   writes new data files, and commits them
 
 A job sends the keys of files wrapped under a key of its own, and each process has the KMS unwrap
-that key (``sealed``). A ``TaskRunner`` runs the tasks. Independent of Spark.
+that key (``sealed``). A ``Runner`` (``ags1.host.runners``) runs the tasks. Independent of Spark.
 """
 
 from ..catalog import EncryptedCatalog, load_catalog

@@ -1,4 +1,5 @@
 """Lets other processes, instead of threads, do the work on each file of a table.
+At the end of a rewrite, files of attempts that did not count are found by the job's id and deleted.
 
 ``verify_table`` checks files with ``FileChecks``; migration and rekeying rewrite them with
 ``FileRewrites``. Planning, findings and the commit stay with the driver, as on one machine::
@@ -17,14 +18,15 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from pyiceberg.table.locations import LocationProvider
 
 from ...errors import KMS_UNUSABLE, Ags1Error
+from ...host.runners import Runner, run_items
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import EncryptionManager
 from ..operations.check.checks import Check, Outcome, Tick
@@ -44,32 +46,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class TaskRunner(Protocol):
-    """Runs the tasks of one job in other processes."""
-
-    @property
-    def cost_done(self) -> int:
-        """About how many bytes the tasks have read; it may also become less."""
-
-    def run(
-        self,
-        items: Iterable[tuple[Any, int]],
-        work: Callable[[Iterable[list[Any]]], Iterator[list[Any]]],
-        tick: Callable[[], object],
-    ) -> Generator[Any, None, None]:
-        """Yield the results of ``work``, which is pickled and gets lists of items, for all items.
-        Each comes with the bytes that its work reads. ``tick`` is called about ten times a second.
-        Closing the generator ends the tasks."""
-
-    def wait_for_tasks(self) -> object:
-        """Wait until no task of the job runs any more, as far as that is known."""
-
-
 class FileChecks:
     """A ``CheckExecutor``: has ``runner`` check the files of ``table``, which the tasks open as
     ``job_table``."""
 
-    def __init__(self, runner: TaskRunner, table: EncryptedTable, job_table: JobTable) -> None:
+    def __init__(self, runner: Runner, table: EncryptedTable, job_table: JobTable) -> None:
         self._table = table
         self._job_table = job_table
         self._runner = runner
@@ -95,7 +76,7 @@ class FileChecks:
             tick()
 
         work = Checking(self._job_table, files.keys.table_key_id, key)
-        with closing(self._runner.run(sent(), work, tell)) as results:
+        with closing(run_items(self._runner, sent(), work, tell)) as results:
             for number, outcome in results:
                 ids = snapshots.pop(number)
                 findings = [replace(finding, snapshot_ids=ids) for finding in outcome.findings]
@@ -134,7 +115,7 @@ class FileRewrites:
     attempt that is killed while it writes leaves no file under the name of a data file.
     """
 
-    def __init__(self, runner: TaskRunner, job_table: JobTable, is_plain: bool = False) -> None:
+    def __init__(self, runner: Runner, job_table: JobTable, is_plain: bool = False) -> None:
         self._job_id = job_table.job_id
         self._job_table = job_table
         self._is_plain = is_plain
@@ -175,7 +156,7 @@ class FileRewrites:
                 yield OldFile(number, location, sent), file.file_size_in_bytes
 
         work = Rewriting(self._job_table, manager.table_key_id, key_size, key, self._is_plain)
-        with closing(self._runner.run(old_files(), work, _nothing)) as results:
+        with closing(run_items(self._runner, old_files(), work, _nothing)) as results:
             result: NewFile
             for result in results:
                 if result.sent is None:

@@ -1,4 +1,5 @@
-"""Which folders to list for a table's files, and what the names of the files in them say.
+"""Which folders to list for a table's files, and what the names of the files in them say: which
+metadata.json is left from a failed commit, for example.
 
 ``verify`` and the removal of orphan files share this. It opens no file.
 """

@@ -1,4 +1,5 @@
-"""PyIceberg's filters: their text, their literals and bounds, and their form in Arrow."""
+"""PyIceberg's filters: their text, their literals and bounds, and their form in Arrow. LIKE has
+SQL's meaning, and patterns that filters cannot look for are refused."""
 
 from __future__ import annotations
 

@@ -305,7 +305,8 @@ def _check_refs(metadata: Mapping[str, Any]) -> None:
     """Raise MetadataIntegrityError if a branch or tag refers to no snapshot, or if main is not the
     current one: readers and writers would then see different tables."""
     ids = [snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ()]
-    if len(set(ids)) != len(ids):
+    known = set(ids)
+    if len(known) != len(ids):
         raise MetadataIntegrityError("two of the table's snapshots have the same ID")
     current = metadata.get("current-snapshot-id")
     heads = {name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()}
@@ -313,7 +314,7 @@ def _check_refs(metadata: Mapping[str, Any]) -> None:
     if heads.get(MAIN_BRANCH, current) != current:
         raise MetadataIntegrityError("the main branch is not at the table's current snapshot")
     for name, head in [*heads.items(), (MAIN_BRANCH, current)]:
-        if head is not None and head not in ids:
+        if head is not None and head not in known:
             raise MetadataIntegrityError(f"{name!r} is at a snapshot that the table does not have")
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import math
 import operator
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pydantic_core
@@ -208,12 +209,40 @@ _ALWAYS_LISTS = tuple("snapshots statistics partition-statistics snapshot-log me
 _VERSION_1_ONLY = ("schema", "partition-spec")
 
 
-def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> dict[str, Any]:
+# The lists that grow with each commit.
+_GROWING = ("encryption-keys", "snapshots", "snapshot-log")
+
+
+class JavaOrdered(dict[str, Any]):
+    """A table's metadata in Java's order. The objects in it are never changed, so the next version
+    takes from it what both have. ``printed`` is the print of some growing lists, by their names,
+    without brackets."""
+
+    def __init__(self, ordered: Mapping[str, Any]) -> None:
+        super().__init__(ordered)
+        self.printed: dict[str, bytes] = {}
+
+    def __reduce__(self) -> tuple[type[JavaOrdered], tuple[dict[str, Any]]]:
+        return type(self), (dict(self),)
+
+    def shared(self, name: str, values: Sequence[Any]) -> int:
+        """Return with how many of the same objects this version's list and ``values`` begin."""
+        same = map(operator.is_, values, self.get(name) or ())
+        return sum(itertools.takewhile(bool, same))
+
+
+def in_java_order(
+    metadata: Mapping[str, Any],
+    *,
+    known_only: bool = False,
+    before: Mapping[str, Any] | None = None,
+) -> JavaOrdered:
     """Return a table's metadata with its fields in Java's order, on all levels.
 
     Optional fields that Java does not print (those that are null, and some that are empty) are
     removed. Fields that Java always prints are added. Fields that Java does not know stay after the
-    field that they follow; if ``known_only`` is true, they are removed.
+    field that they follow; if ``known_only`` is true, they are removed. What ``metadata`` has from
+    ``before``, an earlier version, is not ordered again if that was a result of this function.
     """
     version = metadata.get("format-version")
     is_first = isinstance(version, int) and version == 1
@@ -230,7 +259,16 @@ def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> d
     elif known_only:
         for name in _VERSION_1_ONLY:
             complete.pop(name, None)
-    ordered: dict[str, Any] = _TABLE(complete, known_only)
+    same: dict[str, list[Any]] = {}
+    if isinstance(before, JavaOrdered) and not known_only:
+        for name in _GROWING:
+            # One stays: an empty list would be removed.
+            count = before.shared(name, complete.get(name) or ()) - 1
+            if count > 0:
+                same[name], complete[name] = before[name][:count], complete[name][count:]
+    ordered = JavaOrdered(_TABLE(complete, known_only))
+    for name, objects in same.items():
+        ordered[name] = objects + ordered[name]
     if ordered["current-snapshot-id"] == -1:
         ordered["current-snapshot-id"] = unset
     return ordered
@@ -292,21 +330,44 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
     return print_ordered(in_java_order(metadata, known_only=known_only))
 
 
-def print_ordered(metadata: Mapping[str, Any]) -> bytes:
-    """Return what ``java_print`` does, of metadata that is in Java's order."""
-    members = []
+def print_ordered(metadata: JavaOrdered, before: Mapping[str, Any] | None = None) -> bytes:
+    """Return what ``java_print`` does, of ordered metadata. Of a list that begins with the whole
+    list of ``before``, an earlier version that this function has printed, the rest is printed."""
+    pieces = []
     for name, value in metadata.items():
+        pieces += [b",", _printed(name), b":"]
         # Only schemas have numbers that Java prints differently.
-        is_schema = name in ("schema", "schemas")
-        printed = _with_floats(value).encode() if is_schema else _printed(value)
-        members.append(b"%b:%b" % (_printed(name), printed))
-    return b"{%b}" % b",".join(members)
+        if name in ("schema", "schemas"):
+            pieces.append(_with_floats(value).encode())
+        elif name in _GROWING and isinstance(value, list) and value:
+            metadata.printed[name] = _grown(name, value, before)
+            pieces += [b"[", metadata.printed[name], b"]"]
+        else:
+            pieces.append(_printed(value))
+    # Joined once: these are megabytes.
+    return b"".join([b"{", *pieces[1:], b"}"])
 
 
-def java_hash(metadata: Mapping[str, Any]) -> str:
+def _grown(name: str, values: list[Any], before: Mapping[str, Any] | None) -> bytes:
+    """Return the print of a list without brackets."""
+    if isinstance(before, JavaOrdered) and name in before.printed:
+        count = len(before[name])
+        if before.shared(name, values) == count:
+            rest = [_inside(values[count:])] if values[count:] else []
+            return b",".join([before.printed[name], *rest])
+    return _inside(values)
+
+
+def _inside(values: list[Any]) -> bytes:
+    return _printed(values)[1:-1]
+
+
+def java_hash(metadata: Mapping[str, Any], text: bytes | None = None) -> str:
     """Return the ``metadata_hash`` that the Hive catalog has for a table's metadata: that of Java's
-    print without unknown fields. Raises ValueError as ``java_print``."""
-    return metadata_hash(java_print(metadata, known_only=True))
+    print without unknown fields. ``text`` is what ``print_ordered`` returns, if it is known. Raises
+    ValueError as ``java_print``."""
+    known = in_java_order(metadata, known_only=True)
+    return metadata_hash(text if text is not None and known == metadata else print_ordered(known))
 
 
 def metadata_hash(text: bytes) -> str:

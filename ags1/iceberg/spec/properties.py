@@ -1,5 +1,6 @@
 """A table's properties as text, the reserved names, which no property may have, and the properties
-of encryption."""
+of encryption. An encrypted table is refused some values of other properties: ORC as its format, and
+pages of version 2."""
 
 from __future__ import annotations
 

@@ -8,38 +8,30 @@ part, whatever the block size. Local files are read by their paths, others throu
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...engine import layout
 from ...engine.reader import Reader
 from ...errors import Ags1Error, FormatError, KeyMetadataError
 from ...files.keys import FileKeys
-from ...files.paths import local_path
+from ...files.paths import SUFFIX, local_path
 from ...files.sidecars import sidecar_bytes
 from ...files.staging.places import absolute, find, open_storage
 from ...files.staging.protocol import REQUESTS, SourceFile
+from ...files.storage.protocol import status_of_file
 from ...host.pools import map_in_threads
 from ...keys.keychain import find_sidecar, key_of_file
-from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
-from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
+from ...keys.sidecar import SUFFIX as KEYS
+from ...keys.sidecar import Sidecar, sidecar_path
 from ..splits import grouped
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-
-
-class Listed(NamedTuple):
-    """A listed file. ``size`` is bytes; ``version`` changes with the file, if its storage tells."""
-
-    path: str
-    size: int
-    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class Part:
     """The blocks that begin in a range of a file's stored bytes. ``sidecar`` is the document with
     the file's wrapped key, if that is not in a sidecar beside the file."""
 
-    file: Listed
+    file: SourceFile
     begin: int
     end: int
     sidecar: str | None = None
@@ -66,15 +58,14 @@ class OpenPart:
     end: int
 
 
-def list_files(paths: Sequence[str]) -> list[Listed]:
+def list_files(paths: Sequence[str]) -> list[SourceFile]:
     """Return the encrypted files of files, folders and patterns. Folders are searched with all
     below them. Names that begin with ``_`` or ``.`` are unfinished files, and names in ``.keys``
     are sidecars; any other file is taken for an encrypted one, and so is a file that is given
     itself. Raises FileNotFoundError for a path without any file, OSError."""
     listed = _found(paths)
     named = frozenset(map(absolute, paths))
-    files = (file for file in listed if file.path in named or is_encrypted(file.relative_path))
-    return [Listed(file.path, file.size, file.version) for file in files]
+    return [file for file in listed if file.path in named or is_encrypted(file.relative_path)]
 
 
 def encrypted_below(folder: str, known: Collection[str]) -> list[str]:
@@ -86,7 +77,7 @@ def encrypted_below(folder: str, known: Collection[str]) -> list[str]:
     files = [file for file in listed if is_encrypted(file.relative_path)]
     names = {file.path for file in listed}
     others = (file for file in files if file.path not in known)
-    likely = [f for f in others if f.path.endswith(LEDGER_SUFFIX) or sidecar_path(f.path) in names]
+    likely = [f for f in others if f.path.endswith(SUFFIX) or sidecar_path(f.path) in names]
     looked_at = zip(likely, map_in_threads(REQUESTS, _begins_encrypted, likely), strict=True)
     certain = [file.path for file, is_ours in looked_at if is_ours]
     return [file.path for file in files if file.path in known] + certain
@@ -108,7 +99,7 @@ def _begins_encrypted(file: SourceFile) -> bool:
 
 
 def plan(
-    files: Sequence[Listed],
+    files: Sequence[SourceFile],
     part_size: int,
     sidecars: Mapping[str, str] = _NONE,
     *,
@@ -120,7 +111,7 @@ def plan(
     return list(grouped(((_parts(f, cut_size, sidecars), f.size) for f in files), part_size))
 
 
-def _parts(file: Listed, part_size: int, sidecars: Mapping[str, str]) -> list[Part]:
+def _parts(file: SourceFile, part_size: int, sidecars: Mapping[str, str]) -> list[Part]:
     count = max(1, round(file.size / part_size))
     bounds = [file.size * n // count for n in range(count + 1)]
     return [Part(file, a, b, sidecars.get(file.path)) for a, b in pairwise(bounds)]
@@ -135,7 +126,7 @@ def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(_open(part, keys, stack))
         # Other tasks may have read parts of the old file.
-        if list_file(path) != part.file:
+        if list_file(path)[2:] != part.file[2:]:
             raise FormatError("the file was replaced since the job began: run it again", file=path)
         size = end = reader.plaintext_size
         begin = min(size, _first_block(part.begin, reader.block_size) * reader.block_size)
@@ -153,7 +144,7 @@ def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
 
 
 def open_whole(
-    file: Listed, keys: FileKeys, sidecars: Mapping[str, str] = _NONE
+    file: SourceFile, keys: FileKeys, sidecars: Mapping[str, str] = _NONE
 ) -> contextlib.AbstractContextManager[OpenPart]:
     """Open all of a file. Raises as ``open_part``."""
     return open_part(Part(file, 0, file.size, sidecars.get(file.path)), keys)
@@ -197,19 +188,16 @@ def _first_block(stored: int, block_size: int) -> int:
 def is_encrypted(name: str) -> bool:
     """Whether a file of that name below a folder is taken for an encrypted one."""
     hidden = any(part.startswith(("_", ".")) for part in name.split("/"))
-    return not hidden and not name.endswith(SUFFIX)
+    return not hidden and not name.endswith(KEYS)
 
 
-def list_file(path: str) -> Listed:
+def list_file(path: str) -> SourceFile:
     """Return one file as ``list_files`` does. Raises OSError."""
     path = absolute(path)
-    status = open_storage(path).status(path)
-    if status is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    return Listed(path, *status)
+    return SourceFile(path, os.path.basename(path), *status_of_file(open_storage(path), path))
 
 
-def list_if_there(path: str) -> Listed | None:
+def list_if_there(path: str) -> SourceFile | None:
     """Return one file, None if it does not exist. Raises OSError."""
     try:
         return list_file(path)

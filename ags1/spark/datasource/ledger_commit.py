@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...errors import Ags1Error
+from ...files.jobs.publishing import end, published, settle_pending, sync_names
 from ...files.keys import as_text
 from ...files.ledger import (
     DONE,
@@ -29,13 +30,17 @@ from ...files.ledger import (
     open_ledger,
 )
 from ...files.ledger.rows import encrypted_row
+from ...files.paths import SUFFIX
 from ...files.staging import marks
 from ...files.staging.places import open_storage
 from ...keys.sidecar import Sidecar, sidecar_path
-from ..jobs.publishing import end, published, settle_pending, sync_names
-from ..jobs.selection import SUFFIX
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
+
+_REWRAPPED = (
+    "the ledger's keys were wrapped again while these rows were written, so the rows' own keys may "
+    "be under the old master key: write the rows again"
+)
 
 
 class NewFile(NamedTuple):
@@ -65,15 +70,26 @@ def ledger_rows(folder: str, new: Sequence[NewFile], job_id: str) -> list[Row]:
     ]
 
 
+def rewrappings(ledger_location: str | None) -> frozenset[str]:
+    """Return ``Ledger.rewrappings``, none if there is no ledger yet. Raises OSError."""
+    if ledger_location is not None:
+        with contextlib.suppress(FileNotFoundError):
+            with open_ledger(ledger_location, writing=False) as ledger:
+                return ledger.rewrappings()
+    return frozenset()
+
+
 def commit_to_ledger(
     ledger_location: str,
     folder: str,
     rows: Sequence[Row],
+    seen: frozenset[str],
     *,
     overwrite: bool,
 ) -> None:
     """Give the files of ``rows`` their names, and the ledger their keys; ``overwrite``: remove all
-    other encrypted files of ``folder``.
+    other encrypted files of ``folder``. ``seen`` are the ``rewrappings`` from before the keys of
+    ``rows`` were made: since another one has begun, these keys may have the old master key.
 
     Raises OSError and Ags1Error; then no file has got a name. Only after UnknownOutcomeError a file
     may have one: ``take_back``, or the next job that opens the ledger, decides. If two overwrite a
@@ -92,7 +108,7 @@ def commit_to_ledger(
             with contextlib.suppress(FileNotFoundError):
                 old = encrypted_below(folder, {row.target for row in known})
         if rows or gone:
-            _commit(ledger, folder, [*rows, *gone])
+            _commit(ledger, folder, [*rows, *gone], seen)
     for path in old:
         remove_with_sidecar(path)
 
@@ -117,12 +133,15 @@ def remove_with_sidecar(path: str) -> None:
     staging.remove(sidecar_path(path))
 
 
-def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:
+def _commit(ledger: Ledger, folder: str, rows: list[Row], seen: frozenset[str]) -> None:
     # One at the most: without new files, nothing is staged.
     jobs = {row.job_id for row in rows if row.attempt is not None}
     for job_id in jobs:
         marks.leave(open_storage(folder), job_id, folder, durable=True)
         ledger.begin(job_id, folder)
+        # A rewrapping that begins after this finds the job, or its rows.
+        if ledger.rewrappings() != seen:
+            raise Ags1Error(_REWRAPPED, file=ledger.location)
     _publish(ledger, rows)
     for job_id in jobs:
         end(ledger, job_id, folder)

@@ -16,7 +16,7 @@ from ...files.keys import FileKeys, as_text
 from ...files.ledger import DONE, ENCRYPT, REMOVED, open_ledger
 from ...files.ledger.lookup import joined, pending_keys
 from ...files.staging.places import absolute
-from ...files.staging.protocol import REQUESTS
+from ...files.staging.protocol import REQUESTS, SourceFile
 from ...host.pools import map_in_threads
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
@@ -24,7 +24,6 @@ from ..planning_errors import in_few_words
 from ..splits import PART_SIZE
 from ..workers import end_of_task
 from .encrypted_files import (
-    Listed,
     OpenPart,
     Part,
     is_encrypted,
@@ -84,7 +83,7 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
         end_of_task()
 
 
-def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]]:
+def find_files(options: Mapping[str, str]) -> tuple[list[SourceFile], dict[str, str]]:
     """Return the files to be read and, by their paths, the wrapped keys that the option ``ledger``
     has for them. If a ledger is given, files that it does not have as done are left out, and one
     that does not exist raises FileNotFoundError, unless ``ignoreMissingFiles``.

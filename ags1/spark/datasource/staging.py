@@ -19,11 +19,11 @@ from ...engine import layout
 from ...engine.key_metadata import KeyMetadata
 from ...files.ledger import Row
 from ...files.paths import local_path
+from ...files.plan.cutting import whole
 from ...files.staging import local_files as files
 from ...files.staging.pieces import BLOCK_SIZE, Item
 from ...files.staging.places import open_storage
 from ...files.staging.protocol import Attempt, Staging
-from ..jobs.planning import whole
 
 # Of a file that is uploaded, if the storage does not say.
 _RUN_BLOCKS = 8

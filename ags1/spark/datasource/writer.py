@@ -28,18 +28,24 @@ from pyspark.sql.types import StructType
 from ...engine.key_metadata import KeyMetadata
 from ...files.keys import FileKeys
 from ...files.ledger import ledger_location
-from ...files.paths import local_path
+from ...files.paths import SUFFIX, local_path
 from ...files.sidecars import OldKeys, publish_pair
 from ...files.staging.places import absolute, open_storage
 from ...keys.sidecar import START_SIZE, Sidecar, first_nonce, sidecar_path
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
-from ..jobs.selection import SUFFIX
 from ..workers import end_of_task
 from . import staging
 from .encrypted_files import encrypted_below
 from .format_writers import check_columns, write_file
-from .ledger_commit import NewFile, commit_to_ledger, ledger_rows, remove_with_sidecar, take_back
+from .ledger_commit import (
+    NewFile,
+    commit_to_ledger,
+    ledger_rows,
+    remove_with_sidecar,
+    rewrappings,
+    take_back,
+)
 
 
 @dataclass
@@ -74,6 +80,7 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._ledger = ledger_location(options["ledger"]) if options.get("ledger") else None
         self._overwrite = overwrite
         self._job_id = uuid.uuid4().hex
+        self._rewrappings = rewrappings(self._ledger)  # before there is a KEK
         # The driver calls the KMS only here.
         self._keys: FileKeys = opt.sealing_keys(options)
 
@@ -116,7 +123,8 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
             _commit_with_sidecars(folder, files, overwrite=self._overwrite)
         else:
             rows = ledger_rows(folder, files, self._job_id)
-            commit_to_ledger(self._ledger, folder, rows, overwrite=self._overwrite)
+            known = self._rewrappings
+            commit_to_ledger(self._ledger, folder, rows, known, overwrite=self._overwrite)
         staging.clear(folder, self._job_id)
 
     def abort(self, messages: list[WrittenFile | None]) -> None:

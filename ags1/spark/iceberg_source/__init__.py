@@ -6,11 +6,6 @@ does not have::
     spark.read.format("ags1-iceberg").option("catalog", "prod").load("db.table")
     df.write.format("ags1-iceberg").option("catalog", "prod").mode("append").save("db.table")
 
-    reader           the driver plans the scan; a task reads some files, or a part of one
-    snapshots        which snapshot the options name
-    column_names     names of columns, with case or without
-    writer           batches: append, overwrite
-
 The options are those in ``known_options``. A frame reads the snapshot that was current when it was
 made. Spark's filters are not taken, see ``datasource``: use ``queries.read_table``.
 """

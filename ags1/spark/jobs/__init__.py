@@ -1,19 +1,10 @@
 """Encrypt, decrypt, verify and rewrap any number of files on Spark's executors.
 
-    selection   the driver finds the files, and those of them that are not done
-    planning    the driver cuts the work into tasks, and the tasks into waves
-    running     one run, from what killed jobs have left to the end of the job's note
-    waves       the driver prepares files, has tasks work on them, and commits the results
-    report      what became of the run: rows, summary, progress
     group       Spark runs the tasks of a wave
     sessions    what classic sessions and those of Spark Connect do not share
-    patterns    which files a user wants
-    work        a task encrypts, decrypts or verifies its pieces, under names of its own
-    transfer    blocks go from a source to an output, encrypted or decrypted on the way
-    publishing  files get their names; the work of a killed job is finished
     rewrapping  a ledger's keys are wrapped again
-    sidecars    a ledger's keys go to sidecars and back
 
+In ``ags1.files``: ``plan`` (which files), ``work`` (what a task does), ``jobs`` (a run).
 The ledger (``ags1.files.ledger``), of any kind, lets the next job continue a killed one. Paths are
 folders that the driver and all executors have mounted, or URLs of S3 or any other storage that
 fsspec knows (``ags1.files.staging``).
@@ -26,16 +17,18 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from ...files.jobs.report import FailedFile, PlannedFile, Progress, Summary
+from ...files.jobs.running import VERIFY, Job, JobOptions
 from ...files.keys import FileKeys, KmsConfig
 from ...files.ledger import DECRYPT, ENCRYPT, ledger_location
+from ...files.paths import SUFFIX
+from ...files.plan.selection import Wanted
 from ...files.staging.packed import Packed
 from ...files.staging.pieces import Item
 from ...files.staging.places import absolute
-from .report import FailedFile, PlannedFile, Progress, Summary
+from ...files.work.tasks import Decrypting, Encrypting, Verifying
+from .group import starts
 from .rewrapping import rewrap_ledger
-from .running import VERIFY, Job, JobOptions
-from .selection import SUFFIX, Wanted
-from .work import Decrypting, Encrypting, Verifying
 
 __all__ = [
     "FailedFile",
@@ -84,7 +77,7 @@ def encrypt_files(
     that are done already get none. ``cores`` are the cluster's, by default what Spark says.
     ``progress(done, total)`` is called with bytes of sources.
     ``include`` and ``exclude`` are patterns as in ``.gitignore``: only files that match one of the
-    first, if there are any, and none that match one of the second (``jobs.patterns``).
+    first, if there are any, and none that match one of the second (``ags1.files.plan.patterns``).
     ``max_failures``: when so many files have failed, no other one is begun. ``dry_run``: write
     nothing, open no file, and return what would be done.
 
@@ -108,7 +101,7 @@ def encrypt_files(
     )
     kms.client()  # what fails here, does so before sources are listed
     make_keys = partial(FileKeys.for_sealing, kms, key_id)
-    with Job(spark, ENCRYPT, root, at, options) as job:
+    with Job(starts(spark), ENCRYPT, root, at, options) as job:
         files = job.selection.listed(paths)
         wanted = (Wanted(file, file.relative_path, file.size, None) for file in files)
         items = job.selection.items(wanted, len(files), suffix=SUFFIX, overwrite=overwrite)
@@ -147,7 +140,7 @@ def decrypt_files(
     paths = None if sources is None else _paths(sources)
     at = ledger_location(_named(ledger, "ledger"))
     options = JobOptions(durable, cores, progress, include, exclude, dry_run, max_failures)
-    with Job(spark, DECRYPT, root, at, options) as job:
+    with Job(starts(spark), DECRYPT, root, at, options) as job:
         wanted = Packed(Wanted._make)
         for file, row in job.selection.encrypted(paths):
             below = file.relative_path.removesuffix(SUFFIX)
@@ -181,7 +174,7 @@ def verify_files(
     paths = None if sources is None else _paths(sources)
     at = ledger_location(_named(ledger, "ledger"))
     options = JobOptions(False, cores, progress, include, exclude, dry_run, max_failures)
-    with Job(spark, VERIFY, "", at, options) as job:
+    with Job(starts(spark), VERIFY, "", at, options) as job:
         items = Packed(Item._make)
         for (path, name, size, version), row in job.selection.encrypted(paths):
             text_size, wrapped = row.source_size, row.key_metadata

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from ... import errors
 from ...errors import Ags1Error
+from ...host.runners import Runner, RunnerEndedError, Start
 from .sessions import POLL_SECONDS, running_jobs
 
 # The Spark jobs whose tasks may still be running.
@@ -55,14 +56,23 @@ class TaskFailedError(Ags1Error):
     """A task failed again and again, with an error that the work on a file does not raise."""
 
 
-class SparkEndedError(Ags1Error):
+class SparkEndedError(RunnerEndedError):
     """Spark's JVM, or the connection to it, has ended during a job."""
 
 
+def starts(spark: Any) -> Start:
+    """Return what starts Spark's runner with a session, or with the one that a function returns."""
+
+    def start(group_id: str, description: str, cores: int | None) -> Runner:
+        return JobGroup(spark() if callable(spark) else spark, group_id, description, cores)
+
+    return start
+
+
 class JobGroup:
-    """Runs Spark jobs under tags that begin with ``group_id``. Spark's user interface shows them
-    with ``description``, unless the session is one of Spark Connect. ``cores`` are those of the
-    cluster, by default what Spark says."""
+    """Spark's ``Runner``. Its Spark jobs have tags that begin with ``group_id``. Spark's user
+    interface shows them with ``description``, unless the session is one of Spark Connect.
+    ``cores`` are those of the cluster, by default what Spark says."""
 
     def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self._spark = spark
@@ -86,18 +96,16 @@ class JobGroup:
 
     @property
     def has_failures(self) -> bool:
-        """Whether a Spark job has failed."""
         return bool(self._failed_tags)
 
     @property
     def speculates(self) -> bool:
-        """Whether Spark may run two copies of a task at a time."""
         return str(self._spark.conf.get("spark.speculation", "false")).lower() == "true"
 
     @property
     def cost_done(self) -> int:
-        """The cost of all tasks that have ended. It counts those of a running Spark job as if they
-        were equal, and becomes less when one fails."""
+        """It counts the tasks of a running Spark job as if they were equal, and becomes less when
+        one fails."""
         running = self._running.copy()
         if time.monotonic() > self._looked + _LOOK_SECONDS:
             self._looked = time.monotonic()
@@ -113,10 +121,9 @@ class JobGroup:
         work: Callable[[Iterable[T]], Iterator[R]],
         costs: Sequence[int] = (),
     ) -> list[R]:
-        """Run a Spark job with a task for each of ``tasks``; return what ``work`` yields, one
-        result for each task, in order. ``work`` is pickled. Spark runs a task that fails again, as
-        it is configured. ``costs`` are the tasks', for ``cost_done``. Raises the exception
-        of ours that a task raised, and otherwise TaskFailedError."""
+        """Run a Spark job, or several if it is too large for one message. Spark runs a task that
+        fails again, as it is configured. Raises the exception of ours that a task raised, and
+        otherwise TaskFailedError."""
         parts = list(_parts([pickle.dumps(task) for task in tasks], costs))
         if len(parts) == 1:
             return self._run_part(work, *parts[0])
@@ -161,9 +168,7 @@ class JobGroup:
     def run_waves(
         self, waves: Iterable[T], run: Callable[[T], R], tick: Callable[[], object]
     ) -> Generator[tuple[T, R], None, None]:
-        """Yield each wave with ``run(wave)``, in order. ``run`` is called in a thread of the group.
-        ``tick`` is called about ten times a second while this waits. All jobs of the group are
-        cancelled if the generator is closed, or if anything raises."""
+        """``run`` is called in a thread of the group, and ``tick`` about ten times a second."""
         in_flight: deque[tuple[T, Future[R]]] = deque()
 
         def first() -> tuple[T, R]:
@@ -188,8 +193,8 @@ class JobGroup:
                 raise
 
     def wait_for_tasks(self) -> bool:
-        """Wait some seconds for tasks that outlast their Spark jobs: cancelled tasks and second
-        attempts. Return whether they are known to have ended; Spark Connect does not say it."""
+        """They are cancelled ones and second attempts. Spark Connect does not say whether they have
+        ended."""
         return self._jobs.wait_for_tasks({*self._failed_tags, *self._last_tags})
 
     def _cancel(self, futures: Iterable[Future[Any]]) -> None:

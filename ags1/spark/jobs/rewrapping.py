@@ -14,14 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ...files.jobs.report import Summary
+from ...files.jobs.running import Job, JobOptions
 from ...files.keys import FileKeys, KmsConfig, as_text
 from ...files.ledger import Row, ledger_location
+from ...files.work.tasks import cause
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
-from .report import Summary
-from .running import Job, JobOptions
-from .work import cause
+from .group import starts
 
 REWRAP = "rewrap"
 # The rows of one task, and of one Spark job. The driver has as many in memory.
@@ -66,7 +67,7 @@ def rewrap_ledger(
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
     at = ledger_location(ledger)
-    with Job(spark, REWRAP, "", at, JobOptions(durable=durable, cores=cores)) as job:
+    with Job(starts(spark), REWRAP, "", at, JobOptions(durable=durable, cores=cores)) as job:
         if to_kms is None:  # otherwise an earlier run may have done them all
             batches = job.ledger.batches(("key_metadata",))
             keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)
@@ -76,6 +77,7 @@ def rewrap_ledger(
             KeyEncryptionKey.generate(target.client(), to_key_id, key_size=FILE_KEY_SIZE)
         work = _Rewrapping(keys, target, to_key_id)
         tried: set[str] = set()
+        job.ledger.note_rewrapping()
         while True:
             # A job that begins after this has its keys under the new master key already.
             job.ledger.refuse_jobs()
@@ -97,7 +99,7 @@ def _wrap_again(
     documents = [row.key_metadata or "" for row in rows]
     cut = range(0, len(rows), _KEYS_IN_A_TASK)
     tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
-    of_tasks = job.group.run(tasks, work) if tasks else []
+    of_tasks = job.runner.run(tasks, work) if tasks else []
     results = (result for of_task in of_tasks for result in of_task)
     done = ((name, _done(job.summary, batch, results)) for name, batch in batches)
     return {name: rows for name, rows in done if rows is not None}

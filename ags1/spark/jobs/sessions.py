@@ -22,6 +22,9 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from ...host.runners import TaskAttempt, this_attempt
+from ..workers import end_of_task, task_context
+
 POLL_SECONDS = 0.1
 _LAST_TASKS_SECONDS = 10
 # Spark gives the Python worker of a cancelled task two seconds to end.
@@ -40,28 +43,22 @@ class RunningJobs(Protocol):
     def run(self, tasks: list[bytes], work: Work) -> list[bytes]:
         """Run a Spark job with a task for each of ``tasks``, which are pickled; return the pickled
         results, in order."""
-        ...
 
     def cores(self) -> int:
         """Return how many tasks the cluster runs at a time, as far as Spark says."""
-        ...
 
     def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
         """Give the Spark job that this thread runs in the block its tag."""
-        ...
 
     def cancel(self, tag: str) -> None:
         """Cancel the Spark job of a tag, if it is running."""
-        ...
 
     def share_done(self, tag: str) -> float:
         """Return how much of a running Spark job is done, from 0 to 1 by the number of tasks."""
-        ...
 
     def wait_for_tasks(self, tags: Iterable[str]) -> bool:
         """Wait some seconds for tasks that outlast the Spark jobs of these tags. Return whether
         they are known to have ended."""
-        ...
 
 
 def running_jobs(spark: Any, description: str) -> RunningJobs:
@@ -72,7 +69,10 @@ def running_jobs(spark: Any, description: str) -> RunningJobs:
 
 
 def _on_pickles(work: Work, tasks: Iterable[bytes]) -> Iterator[bytes]:
-    return map(pickle.dumps, work(map(pickle.loads, tasks)))
+    context = task_context()
+    this_attempt.set(TaskAttempt(f"{context.taskAttemptId():x}", context.attemptNumber()))
+    yield from map(pickle.dumps, work(map(pickle.loads, tasks)))
+    end_of_task()
 
 
 @dataclass(frozen=True)

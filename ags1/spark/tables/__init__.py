@@ -2,7 +2,7 @@
 
 They run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table`` and
 ``EncryptedTable.rekey``, and return the same. The driver plans, reports and commits; executors do
-the work on data and delete files (``ags1.iceberg.distributed``), in ``waves``. A table is named as
+the work on data and delete files (``ags1.iceberg.distributed``). A table is named as
 for the data source "ags1-iceberg": by its name in a catalog or the location of its metadata.json,
 and by options (``catalog``, ``catalog.<property>``, ``key``, …, see ``table_access``). An
 option that is not known is refused. No option may be a secret: driver and executors open the table,
@@ -19,6 +19,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
@@ -40,8 +41,8 @@ from ...iceberg.distributed import verify_table as verify_with
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import known_options as known_names
 from .. import options as opt
+from ..jobs.group import JobGroup
 from ..table_access import TableByOptions, catalog_of_options, open_of_options
-from .waves import WaveRunner
 
 __all__ = ["migrate_table", "rekey_table", "verify_table"]
 
@@ -73,7 +74,7 @@ def verify_table(
         progress=progress,
         require_encrypted=require_encrypted,
         list_folders=list_folders,
-        executor=FileChecks(WaveRunner(spark, cores), opened, TableByOptions.of(known)),
+        executor=FileChecks(_runner(spark, cores), opened, TableByOptions.of(known)),
     )
 
 
@@ -108,7 +109,7 @@ def migrate_table(
         return verify_table(spark, migrated, options, cores=cores, list_folders=False)
 
     with contextlib.ExitStack() as stack:
-        rewrites = FileRewrites(WaveRunner(spark, cores), TableByOptions.of(known), is_plain=True)
+        rewrites = FileRewrites(_runner(spark, cores), TableByOptions.of(known), is_plain=True)
         executor = stack.enter_context(rewrites)
         if catalog is None:
             catalog = stack.enter_context(contextlib.closing(catalog_of_options(known)))
@@ -148,7 +149,7 @@ def rekey_table(
     There are more than eight arguments, because each is an option of the rekeying or of Spark.
     """
     opened, known = _opened(table, options)
-    with FileRewrites(WaveRunner(spark, cores), TableByOptions.of(known)) as executor:
+    with FileRewrites(_runner(spark, cores), TableByOptions.of(known)) as executor:
         return opened.rekey(
             row_filter,
             select=select,
@@ -158,6 +159,10 @@ def rekey_table(
             progress=progress,
             executor=executor,
         )
+
+
+def _runner(spark: Any, cores: int | None) -> JobGroup:
+    return JobGroup(spark, f"ags1-{uuid4()}", "ags1: files of a table", cores)
 
 
 def _opened(

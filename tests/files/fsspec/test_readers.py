@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 import sys
@@ -295,6 +296,28 @@ def test_duckdb_copies_whole_files_or_none(tmp_path: Path, command: Callable[...
         assert (tmp_path / f"x.{kind}.ags1").read_bytes() == before
     assert not list(tmp_path.glob("new*"))
     assert all(path.name.endswith((".ags1", ".ags1.keys")) for path in tmp_path.iterdir())
+
+
+def test_a_file_that_duckdb_removes_and_then_closes_is_not_there(
+    tmp_path: Path, keyring: str
+) -> None:
+    """DuckDB does so after a failed COPY, now and then: one of its threads still has the file."""
+    pytest.importorskip("duckdb")
+    import ags1.duckdb
+
+    files = ags1.duckdb._Urls({})
+    path = f"ags1::file://{tmp_path}/x.parquet"
+    file = files.open(path, "wb")
+    file.write(b"PAR1")
+    assert files.isfile(path)
+    files.rm_file(path)
+    file.close()
+    assert not list(tmp_path.glob("*x.parquet*"))
+    with contextlib.closing(files.open(path, "wb")) as file:
+        file.write(b"PAR1")
+    assert files.size(path) == 4
+    files.rm_file(path)
+    assert not files.exists(path)
 
 
 def test_threads_of_duckdb_move_one_open_file(

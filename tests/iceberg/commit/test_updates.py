@@ -66,6 +66,13 @@ from ags1 import KeyMetadataError
 from ags1.iceberg.commit.metadata_file import print_metadata, with_metadata_log
 from ags1.iceberg.commit.new_table import new_table_updates
 from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.spec.java_json import (
+    in_java_order,
+    java_hash,
+    java_print,
+    metadata_hash,
+    print_ordered,
+)
 from ags1.iceberg.spec.requirements import check_requirements
 
 TABLES = Path(__file__).parents[2] / "tables"
@@ -151,6 +158,41 @@ def test_the_updates_of_a_commit_give_java_s_next_file(before: Path, after: Path
     place = f"{old['location']}/metadata/{before.name}"
     made, _ = with_metadata_log(made, place, old["last-updated-ms"])
     assert print_metadata(made) == after.read_bytes()
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=named)
+def test_a_chain_of_commits_prints_java_s_files(chain: list[Path]) -> None:
+    """Each version is made and printed with what is known of the one before it."""
+    made = in_java_order(json.loads(chain[0].read_bytes()))
+    assert print_ordered(made) == chain[0].read_bytes()
+    for before, after in itertools.pairwise(chain):
+        new = json.loads(after.read_bytes())
+        updates = difference(made, new)
+        for update in updates:
+            if update["action"] == "add-snapshot":
+                update["snapshot"] = dict(reversed(update["snapshot"].items()))
+        last = made
+        changed = apply_updates(last, updates, now_ms=new["last-updated-ms"])
+        place = f"{last['location']}/metadata/{before.name}"
+        made, _ = with_metadata_log(changed, place, last["last-updated-ms"])
+        assert print_ordered(made, last) == after.read_bytes()
+        assert java_hash(made, after.read_bytes()) == metadata_hash(after.read_bytes())
+    # A version that lost a snapshot, and one more upon it.
+    for n in {0, len(made["snapshots"]) // 2} if len(made["snapshots"]) > 1 else ():
+        gone = made["snapshots"][n]["snapshot-id"]
+        last, update = made, {"action": "remove-snapshots", "snapshot-ids": [gone]}
+        for _ in range(2):
+            changed = apply_updates(last, [update], now_ms=NOW_MS)
+            assert print_ordered(changed, last) == java_print(json.loads(json.dumps(changed)))
+            last, update = changed, {"action": "set-properties", "updates": {"a": "b"}}
+
+
+def test_hive_s_hash_leaves_out_what_java_does_not_know() -> None:
+    made = in_java_order(fixture("mor_dv"))
+    text = print_ordered(made)
+    future = in_java_order({**made, "from-the-future": 1})
+    assert print_ordered(future, made) != text
+    assert java_hash(future, print_ordered(future)) == metadata_hash(text)
 
 
 def test_unknown_fields_survive() -> None:

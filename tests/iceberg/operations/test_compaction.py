@@ -200,7 +200,8 @@ def test_compacting_twice_keeps_the_first_ids(six: EncryptedTable) -> None:
     check_whole(six)
 
 
-@pytest.mark.parametrize("file_format", ["parquet", pytest.param("avro", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
 def test_random_tables_keep_rows_and_lineage(catalog: EncryptedCatalog, file_format: str) -> None:
     dice = random.Random(file_format)
     properties = {"write.format.default": file_format, "write.merge.mode": "copy-on-write"}

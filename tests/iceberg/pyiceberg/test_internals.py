@@ -118,6 +118,7 @@ def test_pyiceberg_asks_for_the_kind_of_a_catalog() -> None:
     assert "isinstance(self.catalog, RestCatalog)" in source
 
 
+@pytest.mark.slow
 def test_a_newer_pyiceberg_reads_with_a_warning_and_does_not_write(
     catalog: Any, run_python: RunPython
 ) -> None:

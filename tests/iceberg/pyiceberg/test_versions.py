@@ -26,6 +26,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "variable", "printed"),
     [

@@ -449,7 +449,7 @@ def test_structs_lists_and_maps_are_null_or_not(tmp_path: Path, kind: str) -> No
         assert ids(table, f"{name} is not null and id != 2") == [3]
 
 
-@pytest.mark.slow_variants("9")
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [9, 38])
 def test_numbers_of_more_digits_than_a_decimal_column(catalog: Any, precision: int) -> None:
     places = precision - 2
@@ -543,6 +543,7 @@ def test_no_other_like_is_taken_for_another_pattern(catalog: Any, pattern: str, 
     assert table.scan().count() == 2
 
 
+@pytest.mark.slow
 def test_a_filter_of_very_many_parts(texts: Any) -> None:
     many = [EqualTo("id", number) for number in range(3, 3000)]
     found = texts.scan(functools.reduce(Or, many)).to_arrow()

@@ -152,6 +152,7 @@ assert all(sys.modules[f"pyarrow.{name}"] is None for name in names)
 """
 
 
+@pytest.mark.slow
 def test_tables_need_no_encryption_of_arrow(
     run_python: Callable[..., object], tmp_path: Path
 ) -> None:

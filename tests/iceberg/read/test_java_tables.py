@@ -311,6 +311,7 @@ def test_pyiceberg_keeps_no_manifest_of_ours_in_its_process_wide_cache() -> None
     assert len(_manifest_cache) == 0
 
 
+@pytest.mark.slow
 def test_a_scan_works_in_a_process_with_no_other_import() -> None:
     # The packages of catalogs and KMSs cannot be imported, as if they were not installed.
     script = (

@@ -137,7 +137,7 @@ PREDICATES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_query_finds_what_polars_finds(tables: dict[str, Any], examples: int) -> None:
     @given(
         st.sampled_from(["whole", "partitioned"]),

@@ -260,6 +260,7 @@ def test_a_file_that_ends_before_it_begins(
         files.read_encrypted(location, km)
 
 
+@pytest.mark.slow
 def test_a_pickle_has_no_key(tmp_path: Path) -> None:
     from ags1.kms.local import LocalKms
 
@@ -341,6 +342,7 @@ def opened(files: TableFiles, file: Any) -> OpenView:
     return OpenView(files.open_source(file.file_path), file.sized_key)
 
 
+@pytest.mark.slow_variants("of the environment")
 @pytest.mark.parametrize("credentials", ["of the environment", "of properties"])
 def test_the_number_of_requests(s3: Any, credentials: str) -> None:
     rows = pa.table({"id": [1, 2, 3]})

@@ -242,6 +242,7 @@ def new_table(catalog: Any, columns: Schema, **properties: str) -> EncryptedTabl
     return made
 
 
+@pytest.mark.slow_variants("avro")
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
 def test_values_at_the_ends_of_their_types_come_back(catalog: Any, file_format: str) -> None:
     properties = {"write.format.default": file_format, "write.delete.mode": "copy-on-write"}

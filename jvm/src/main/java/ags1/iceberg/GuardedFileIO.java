@@ -29,7 +29,7 @@ import org.apache.iceberg.io.SupportsPrefixOperations;
  * The files of an encrypted table as they are stored, below Iceberg's {@code EncryptingFileIO}.
  *
  * <p>Where key metadata is missing, Iceberg reads and writes a file unencrypted. Here the first
- * bytes decide. A file must be an AES-GCM stream ({@code AGS1}) or encrypted Parquet ({@code
+ * bytes decide: a file that would be unencrypted is deleted again, and refused. A file must be an AES-GCM stream ({@code AGS1}) or encrypted Parquet ({@code
  * PARE}), or a metadata.json by its name too. The format allows unencrypted data files without a key:
  * those in Parquet are read, unless the rules forbid it. The end of encrypted Parquet is checked by
  * {@link EncryptedParquet}. A reader of Parquet does not look at the first bytes, and begins at the

@@ -15,7 +15,10 @@ import java.util.Objects;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.ToIntFunction;
 
-/** Small private files. One that others may read or write is refused, as ssh refuses keys. */
+/**
+ * Small private files, such as a keyring or a passphrase. One that others may read or write is
+ * refused, as ssh refuses keys. The open file is checked, and not what has its path by now.
+ */
 public final class PrivateFile {
   static final String CREDENTIAL = "[\\x21-\\x7e]{1,65536}";
   static final int READ_OR_WRITE = 0077;

@@ -9,11 +9,10 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 
 from ...engine import layout
-from ...files.staging.pieces import BLOCK_SIZE, Item, Piece
+from ...host.runners import FILE_COST
+from ..staging.pieces import BLOCK_SIZE, Item, Piece
 
-# The cost of opening, creating and naming one file: bytes that could be encrypted in that time.
-FILE_COST = 512 << 10
-# The same for a remote file, whose requests take tens of milliseconds each.
+# As FILE_COST, of a remote file, whose requests take tens of milliseconds each.
 REMOTE_FILE_COST = 8 << 20
 MIN_TASK_COST = 64 << 20
 MAX_TASK_COST = 1 << 30

@@ -19,9 +19,9 @@ from ...engine._pump import Pump
 from ...engine.geometry import Geometry
 from ...engine.key_metadata import KeyMetadata
 from ...errors import Ags1Error, TruncatedError
-from ...files.staging.pieces import BLOCK_SIZE
-from ...files.staging.protocol import CHANGED, Output, Source
 from ...host.process import OncePerProcess
+from ..staging.pieces import BLOCK_SIZE
+from ..staging.protocol import CHANGED, Output, Source
 
 # The blocks of a run by default, and the runs that are read ahead.
 RUN_BLOCKS = 8

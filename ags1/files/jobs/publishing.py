@@ -33,16 +33,16 @@ from functools import partial
 from typing import Any
 
 from ...errors import KeyMetadataError
-from ...files.ledger import DONE, FAILED, JobNote, Ledger, Row
-from ...files.publish import publish
-from ...files.sidecars import Beside, OldKeys, StoragePlace
-from ...files.staging import local_files, marks
-from ...files.staging.local import LocalStorage
-from ...files.staging.places import open_storage
-from ...files.staging.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
 from ...host.pools import map_in_threads
 from ...keys.sidecar import START_SIZE, Sidecar, first_nonce
-from .work import cause
+from ..ledger import DONE, FAILED, JobNote, Ledger, Row
+from ..publish import publish
+from ..sidecars import Beside, OldKeys, StoragePlace
+from ..staging import local_files, marks
+from ..staging.local import LocalStorage
+from ..staging.places import open_storage
+from ..staging.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
+from ..work.tasks import cause
 
 # How long a task may need from one look at its job's mark to the next, with a large margin.
 LATE_SECONDS = 600
@@ -162,14 +162,6 @@ def sync_names(rows: Sequence[Row]) -> None:
     # All targets of a batch are in one storage.
     if targets and not open_storage(targets[0]).is_remote:
         local_files.sync_names(set(map(os.path.dirname, targets)))
-
-
-def has_its_name(row: Row) -> bool:
-    """Whether the file of a pending row has its name already."""
-    try:
-        return row.attempt is not None and open_storage(row.target).has_its_name(row)
-    except NothingStagedError:
-        return False
 
 
 def _published(

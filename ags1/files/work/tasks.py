@@ -1,4 +1,4 @@
-"""The work of a task: it encrypts, decrypts or verifies its pieces, in the executor's Python.
+"""The work of a task: it encrypts, decrypts or verifies its pieces, in any process.
 
 Each attempt writes files under its own name and makes its own keys. A piece that fails is a result,
 and does not fail the task. When an attempt reports, its files are synced. This module does not know
@@ -13,24 +13,24 @@ import hmac
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NamedTuple
 
 from ...engine import layout, oneshot
 from ...engine.geometry import Geometry, claim_key, file_geometry
 from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE, Ags1Error
-from ...files.keys import FileKeys, as_text
-from ...files.paths import local_path
-from ...files.staging import local_files, marks
-from ...files.staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
-from ...files.staging.places import open_storage
-from ...files.staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
 from ...host.pools import CancellingPool
+from ...host.runners import this_attempt
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import START_SIZE, first_nonce
-from ..workers import end_of_task, task_context
-from .transfer import open_blocks, seal, texts_of
+from ..keys import FileKeys, as_text
+from ..paths import local_path
+from ..staging import local_files, marks
+from ..staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
+from ..staging.places import open_storage
+from ..staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
+from .blocks import open_blocks, seal, texts_of
 
 EXPECTED = (Ags1Error, OSError, MemoryError)
 ALREADY_ENCRYPTED = "is encrypted already"
@@ -66,9 +66,9 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The function that Spark runs on a partition of tasks; picklable. ``digests``:
-    compute HMACs of the plaintexts. ``first_attempt`` is how often earlier Spark jobs have tried
-    these pieces. ``root`` is the folder that has the job's mark."""
+    """The function that a ``Runner`` calls with tasks; picklable. ``digests``: compute HMACs of the
+    plaintexts. ``first_attempt`` is how often these pieces were tried before. ``root`` is the
+    folder that has the job's mark."""
 
     keys: FileKeys
     job_id: str
@@ -82,14 +82,11 @@ class Work:
     writes: ClassVar[bool] = False
 
     def __call__(self, tasks: Iterable[list[Piece]]) -> Iterator[list[Result]]:
-        context = task_context()
-        name = f"{context.taskAttemptId():x}"
-        number = self.first_attempt + context.attemptNumber()
+        name, number = this_attempt.get()
         if self.seals:
             self.keys.prepare()
         for task in tasks:
-            yield self.run(task, Attempt(self.job_id, name, number, self.root))
-        end_of_task()
+            yield self.run(task, Attempt(self.job_id, name, self.first_attempt + number, self.root))
 
     def run(self, task: list[Piece], attempt: Attempt) -> list[Result]:
         """Deal with the pieces of a task. Raises KmsError when the KMS cannot be used, OSError when
@@ -237,8 +234,8 @@ class Encrypting(Work):
         return result._replace(nonce=nonce)
 
 
-class Opening(Work):
-    """Verifies. ``Decrypting`` also writes what was verified."""
+class Verifying(Work):
+    """Verifies every block. ``Decrypting`` also writes what was verified."""
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         assert piece.wrapped is not None
@@ -251,57 +248,21 @@ class Opening(Work):
             header = start[: layout.HEADER_SIZE]
             # As in Iceberg's readers the block size is fixed: no tag protects the header.
             geometry = file_geometry(header, source.size, key_metadata, block_size=BLOCK_SIZE)
-            staged = self._open(piece, attempt, source, key_metadata, geometry)
-        return _done(piece, source, staged, geometry.plaintext_size)
-
-    def _open(
-        self,
-        piece: Piece,
-        attempt: Attempt,
-        source: Source,
-        key_metadata: KeyMetadata,
-        geometry: Geometry,
-    ) -> str | None:
-        _open_blocks(piece, source, None, key_metadata, geometry)
-        return None
+            count = piece.block_count or geometry.block_count
+            blocks = range(piece.first_block, piece.first_block + count)
+            if blocks.stop > geometry.block_count:
+                raise Ags1Error(WRONG_LENGTH)
+            writing = self.output(piece, attempt, source) if self.writes else nullcontext()
+            with writing as out:
+                if blocks:
+                    open_blocks(source, out, key_metadata, geometry, blocks, piece.unit)
+        return _done(piece, source, None if out is None else out.staged, geometry.plaintext_size)
 
 
-class Verifying(Opening):
-    """Verifies every block and writes nothing."""
-
-
-class Decrypting(Opening):
+class Decrypting(Verifying):
     """Decrypts. No block is written before its tag is verified."""
 
     writes = True
-
-    def _open(
-        self,
-        piece: Piece,
-        attempt: Attempt,
-        source: Source,
-        key_metadata: KeyMetadata,
-        geometry: Geometry,
-    ) -> str | None:
-        with self.output(piece, attempt, source) as out:
-            _open_blocks(piece, source, out, key_metadata, geometry)
-        return out.staged
-
-
-def _open_blocks(
-    piece: Piece,
-    source: Source,
-    output: Output | None,
-    key_metadata: KeyMetadata,
-    geometry: Geometry,
-) -> None:
-    """Verify the blocks of a piece, and write them if there is an output."""
-    count = piece.block_count or geometry.block_count
-    blocks = range(piece.first_block, piece.first_block + count)
-    if blocks.stop > geometry.block_count:
-        raise Ags1Error(WRONG_LENGTH)
-    if blocks:
-        open_blocks(source, output, key_metadata, geometry, blocks, piece.unit)
 
 
 def file_identity(source: Source | str) -> str:

@@ -3,7 +3,7 @@
 ::
 
     for each wave    _prepared  stage the files, make keys that tasks share
-                     run_wave   the tasks, by Spark (``group``)
+                     run_wave   the tasks, by the ``Runner``
                      _finish    put together what they wrote, and ``commit``:
                                 rows pending, files named, rows settled
 
@@ -26,21 +26,20 @@ from typing import NamedTuple, TypeVar
 from ...engine.bulk import verify_file
 from ...engine.key_metadata import KeyMetadata
 from ...errors import KMS_UNUSABLE, NoKeyError
-from ...files.keys import FileKeys, as_text
-from ...files.ledger import DONE, Ledger, Row
-from ...files.staging import local_files
-from ...files.staging.pieces import Item, target_size
-from ...files.staging.places import open_storage
-from ...files.staging.protocol import CHANGED, JobEndedError, Staging
+from ...host.runners import FILE_COST, Runner, RunnerEndedError, this_attempt
 from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
-from ..workers import task_context
-from . import planning
-from .group import JobGroup, SparkEndedError
-from .planning import Pace, Task, Wave, task_cost, waves
+from ..keys import FileKeys, as_text
+from ..ledger import DONE, Ledger, Row
+from ..plan import cutting
+from ..plan.cutting import Pace, Task, Wave, task_cost, waves
+from ..staging import local_files
+from ..staging.pieces import Item, target_size
+from ..staging.places import open_storage
+from ..staging.protocol import CHANGED, JobEndedError, Staging
+from ..work.tasks import EXPECTED, Result, Work, failed, file_identity
 from .publishing import published, sync_names
 from .report import Report
-from .work import EXPECTED, Result, Work, failed, file_identity
 
 # Up to so many requests are sent by the driver, more by executors.
 _FEW_REQUESTS = 64
@@ -72,8 +71,8 @@ class _Shared(NamedTuple):
 
 
 class Waves:
-    """The waves of one run, which writes files if ``writes`` is set. ``group`` returns its Spark
-    jobs: Spark is started when they are first asked for. ``sidecars``: each file gets one.
+    """The waves of one run, which writes files if ``writes`` is set. ``runner`` returns what runs
+    its tasks, and starts it when it is first asked for. ``sidecars``: each file gets one.
     ``folders`` are those of the targets so far, ``new_folders`` those of them that did not exist.
     ``replaced`` collects encrypted sources that others have replaced since their keys were looked
     up, and that are not tried again yet; if it is None, these have failed."""
@@ -83,7 +82,7 @@ class Waves:
         staging: Staging,
         ledger: Ledger,
         report: Report,
-        group: Callable[[], JobGroup],
+        runner: Callable[[], Runner],
         *,
         writes: bool,
         sidecars: bool,
@@ -96,7 +95,7 @@ class Waves:
         self._storage = open_storage(staging.root)
         self._ledger = ledger
         self._report = report
-        self._group = group
+        self._runner = runner
         self._writes = writes
         self._sidecars = sidecars
         self._failed_jobs = 0  # since the last one that succeeded
@@ -112,12 +111,12 @@ class Waves:
     def run(self, items: Collection[Item], work: Work) -> int:
         """Do the work on items. Return how many were tried: after some failures the rest is
         left."""
-        group, report = self._group(), self._report
+        runner, report = self._runner(), self._report
         paths = itertools.chain((self._staging.root,), (item.source for item in items))
         remote = any(open_storage(path).is_remote for path in paths)
-        file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
-        cost = task_cost(items, group.cores, file_cost)
-        pace = Pace(group.cores)
+        file_cost = cutting.REMOTE_FILE_COST if remote else FILE_COST
+        cost = task_cost(items, runner.cores, file_cost)
+        pace = Pace(runner.cores)
         cut = waves(items, pace, cost, file_cost, work.digests)
         tried = 0
 
@@ -130,10 +129,10 @@ class Waves:
                     yield ready
 
         begun = time.monotonic()
-        run = group.run_waves(
+        run = runner.run_waves(
             prepared(),
             lambda wave: self.run_wave(wave, work),
-            lambda: report.tell(group.cost_done) if report.is_watched else None,
+            lambda: report.tell(runner.cost_done) if report.is_watched else None,
         )
         with closing(run) as finished:
             for wave, results in finished:
@@ -148,19 +147,19 @@ class Waves:
         return self._run_tasks(wave.tasks, work)
 
     def _run_tasks(self, tasks: list[Task], work: Work) -> list[Result]:
-        """Run tasks as one Spark job. If it fails, for instance because a file kills its worker,
-        run its parts one by one, so that only that file fails. Give up if no part succeeds."""
-        group = self._group()
+        """Run tasks at once. If that fails, for instance because a file kills its worker, run its
+        parts one by one, so that only that file fails. Give up if no part succeeds."""
+        runner = self._runner()
         costs = [sum(piece.cost for piece in task) for task in tasks]
         try:
-            results = [result for part in group.run(tasks, work, costs) for result in part]
+            results = [result for part in runner.run(tasks, work, costs) for result in part]
         except Exception as error:
             failure = error
             self._failed_jobs += 1
             if (
-                group.is_cancelled
+                runner.is_cancelled
                 or self._failed_jobs > _MAX_FAILED_JOBS
-                or isinstance(failure, (*KMS_UNUSABLE, SparkEndedError))
+                or isinstance(failure, (*KMS_UNUSABLE, RunnerEndedError))
                 or any(sign in str(failure) for sign in _OF_NO_FILE)
             ):
                 raise
@@ -240,13 +239,13 @@ class Waves:
         that runs again calls ``again``, because some of its items may be done."""
         if not self._storage.is_remote or len(items) <= _FEW_REQUESTS:
             return call(items)
-        group = self._group()
-        size = max(_FEW_REQUESTS, -(-len(items) // group.cores))
+        runner = self._runner()
+        size = max(_FEW_REQUESTS, -(-len(items) // runner.cores))
         parts = [items[first : first + size] for first in range(0, len(items), size)]
         again = again or call
         # With speculation two copies of a task run, and one may find the other's work.
-        first_time = again if group.speculates else call
-        results = group.run(parts, partial(_each, first_time, again))
+        first_time = again if runner.speculates else call
+        results = runner.run(parts, partial(_each, first_time, again))
         return [result for part in results for result in part]
 
     def _finish(self, wave: Wave, results: list[Result]) -> None:
@@ -345,6 +344,5 @@ def _each(
     again: Callable[[list[T]], list[R]],
     parts: Iterable[list[T]],
 ) -> Iterator[list[R]]:
-    context = task_context()
     for part in parts:
-        yield (again if context.attemptNumber() else call)(part)
+        yield (again if this_attempt.get().number else call)(part)

@@ -14,22 +14,29 @@ from typing import NamedTuple
 from ...engine import layout
 from ...engine.layout import encrypted_size
 from ...errors import Ags1Error, FormatError, KeyMetadataError, TruncatedError
-from ...files.keys import as_text
-from ...files.ledger import DONE, ENCRYPT, Ledger, Row
-from ...files.ledger.lookup import joined
-from ...files.staging.packed import DigestMap, Packed, PackedRows
-from ...files.staging.pieces import BLOCK_SIZE, Item
-from ...files.staging.places import absolute, find, open_storage
-from ...files.staging.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
 from ...host.pools import map_in_threads
 from ...keys.sidecar import SUFFIX as KEYS
+from ..keys import as_text
+from ..ledger import DONE, ENCRYPT, Ledger, Row
+from ..ledger.lookup import joined
+from ..paths import SUFFIX
+from ..staging.packed import DigestMap, Packed, PackedRows
+from ..staging.pieces import BLOCK_SIZE, Item
+from ..staging.places import absolute, find, open_storage
+from ..staging.protocol import (
+    EXCLUDED,
+    NOT_UTF8,
+    REQUESTS,
+    NothingStagedError,
+    SourceFile,
+    StatusOf,
+)
+from ..storage.protocol import status_of_file
+from ..work.tasks import WRONG_LENGTH
 from .patterns import Patterns
-from .publishing import has_its_name
-from .work import WRONG_LENGTH
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ags1.spark.jobs.selection")  # programs know this name
 
-SUFFIX = ".ags1"
 _NO_FILE = "there is no file: check the path, and that it is mounted"
 # Of a target whose content is not certain.
 _UNCERTAIN = b"uncertain"
@@ -71,7 +78,7 @@ class Selection:
         self._ledger = ledger
         # Sources are not searched for in these folders.
         self._own_folders = [folder for folder in (root, ledger.location) if folder]
-        self._targets: set[bytes] = set()  # their digests, which are smaller
+        self._targets = DigestMap(1)
         self._status_of: StatusOf = lambda target: None
         self._plans: set[str] | None = None
         self.failures: list[Failure] = []
@@ -153,9 +160,7 @@ class Selection:
 
     def _looked_at_again(self, file: SourceFile, row: Row) -> Iterator[tuple[SourceFile, Row]]:
         try:
-            status = open_storage(file.path).status(file.path)
-            if status is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
+            status = status_of_file(open_storage(file.path), file.path)
         except OSError as unknown:
             self._fail(file, unknown)
             return
@@ -196,12 +201,10 @@ class Selection:
             message = f"its target would be outside the folder {self._root}: rename the source"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
-        digest = _digest(target)
-        if digest in self._targets:
+        if self._targets.put(target, b"\1") is not None:
             message = f"another source has the same target, {target}: name a folder above both"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
-        self._targets.add(digest)
         if row is None and overwrite:
             return True
         try:
@@ -318,6 +321,14 @@ def _is_sidecar_of(file: SourceFile, by_target: PackedRows[Row], by_name: Packed
 
 def _unlisted(path: str, relative_path: str = "") -> SourceFile:
     return SourceFile(path, relative_path, 0, "")
+
+
+def has_its_name(row: Row) -> bool:
+    """Whether the file of a pending row has its name already."""
+    try:
+        return row.attempt is not None and open_storage(row.target).has_its_name(row)
+    except NothingStagedError:
+        return False
 
 
 class _Contents:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ...files.ledger import DONE, FAILED, SKIPPED, Row
-from ...files.ledger.rows import nonce_of
-from ...files.staging.pieces import Item
-from .work import NO_ROOM, Result, failed
+from ..ledger import DONE, FAILED, SKIPPED, Row
+from ..ledger.rows import nonce_of
+from ..staging.pieces import Item
+from ..work.tasks import NO_ROOM, Result, cause, failed
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ags1.spark.jobs.report")  # programs know this name
 
 # In a summary; the ledger has them all.
 MAX_FAILURES = 1000
@@ -74,6 +74,10 @@ class Summary:
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(FailedFile(path, kind, message))
 
+    def fail(self, path: str, error: BaseException) -> None:
+        """Count a failure that an exception has ended."""
+        self.add_failure(path, type(error).__name__, cause(error))
+
     def add(self, rows: Iterable[Row]) -> None:
         """Count settled rows."""
         for row in rows:
@@ -111,7 +115,7 @@ class Report:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody wants to be told of the progress. It takes requests to Spark."""
+        """Whether somebody wants to be told of the progress. It takes requests to the runner."""
         return self._progress is not None
 
     def tell(self, done: int) -> None:

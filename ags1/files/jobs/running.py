@@ -4,8 +4,8 @@
 
     __enter__        finish what a killed job has left
     selection        which files have to be done
-    run              begin: note that this job has begun; only then make its KEK, and ask for Spark
-                     the work, wave after wave (``waves``)
+    run              begin: note that this job has begun; only then make its KEK, and start the
+                     runner; the work, wave after wave (``waves``)
     __exit__         remove what is staged; note the end
 
 ``report`` has what became of it. Independent of what is done to a file.
@@ -20,19 +20,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engine._gcm import random_bytes
-from ...files.keys import FileKeys
-from ...files.ledger import DECRYPT, ENCRYPT, JobNote, check_ledger, open_ledger
-from ...files.staging import local_files, marks
-from ...files.staging.pieces import Item
-from ...files.staging.places import open_storage
-from ...files.staging.protocol import Staging
-from .group import JobGroup
-from .patterns import Patterns
+from ...host.runners import Runner, Start
+from ..keys import FileKeys
+from ..ledger import DECRYPT, ENCRYPT, JobNote, check_ledger, open_ledger
+from ..paths import SUFFIX
+from ..plan.patterns import Patterns
+from ..plan.selection import Selection
+from ..staging import local_files, marks
+from ..staging.pieces import Item
+from ..staging.places import open_storage
+from ..staging.protocol import Staging
+from ..work.tasks import Work
 from .publishing import clear, clear_again, settle_pending
 from .report import PlannedFile, Progress, Report, Summary
-from .selection import SUFFIX, Selection
 from .waves import Waves, naming_ledger
-from .work import Work
 
 VERIFY = "verify"
 
@@ -71,17 +72,17 @@ class _NoLedger:
 
 class Job:
     """One run: its ledger, the files that it selects, its waves and its report. ``has_ended``: all
-    that Spark was asked for."""
+    that the runner was asked for."""
 
     def __init__(
-        self, spark: Any, operation: str, root: str, ledger: str, options: JobOptions
+        self, start: Start, operation: str, root: str, ledger: str, options: JobOptions
     ) -> None:
         self.id = random_bytes(6).hex()
         self.has_ended = False
         self._operation = operation
         self._writes = operation != VERIFY and not options.dry_run
-        self._spark = spark
-        self._group: JobGroup | None = None
+        self._start = start
+        self._runner: Runner | None = None
         self._options = options
         self._root = root
         self._storage = open_storage(root)
@@ -96,7 +97,7 @@ class Job:
             Staging(self.id, root, operation == ENCRYPT, options.durable),
             self.ledger,
             self._report,
-            lambda: self.group,
+            lambda: self.runner,
             writes=self._writes,
             sidecars=options.sidecars,
         )
@@ -117,13 +118,12 @@ class Job:
             raise
 
     @property
-    def group(self) -> JobGroup:
-        """The Spark jobs of this run. Spark is started when they are first asked for."""
-        if self._group is None:
-            session = self._spark() if callable(self._spark) else self._spark
+    def runner(self) -> Runner:
+        """What runs the tasks of this run. It is started when it is first asked for."""
+        if self._runner is None:
             description = f"ags1: {self._operation} files"
-            self._group = JobGroup(session, f"ags1-{self.id}", description, self._options.cores)
-        return self._group
+            self._runner = self._start(f"ags1-{self.id}", description, self._options.cores)
+        return self._runner
 
     def __enter__(self) -> Job:
         try:
@@ -153,17 +153,17 @@ class Job:
                 self.ledger.begin(self.id, self._root, sidecars=self._options.sidecars)
 
     def __exit__(self, *error: object) -> None:
-        group = self._group
-        was_interrupted = group is not None and not self.has_ended
-        tasks_may_run = group is not None and (was_interrupted or group.has_failures)
+        runner = self._runner
+        was_interrupted = runner is not None and not self.has_ended
+        tasks_may_run = runner is not None and (was_interrupted or runner.has_failures)
         try:
-            # Spark itself may have ended.
+            # What runs the tasks may have ended.
             with contextlib.suppress(Exception):
-                if group is not None and (tasks_may_run or group.speculates):
+                if runner is not None and (tasks_may_run or runner.speculates):
                     # Spark kills the processes of its ended tasks a while later. If one is killed
                     # between writing to a remote storage and its look at the mark, the file stays.
                     tasks_may_run = was_interrupted or self._storage.is_remote
-                    tasks_may_run |= not group.wait_for_tasks()
+                    tasks_may_run |= not runner.wait_for_tasks()
             # A pending batch needs its staged files: the next job settles it.
             if self._has_begun and not self._waves.has_pending_batch:
                 late = JobNote(self._root, self._options.sidecars) if tasks_may_run else None
@@ -185,9 +185,9 @@ class Job:
         digests: bool = False,
     ) -> None:
         """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. A job's
-        KEK is made when the ledger says that the job runs, so that no rewrapping misses it. Spark
-        is not needed before all is known that can be known without it. Raises OSError if there is
-        no room for more targets; then the files done so far stay done."""
+        KEK is made when the ledger says that the job runs, so that no rewrapping misses it. The
+        runner is not needed before all is known that can be known without it. Raises OSError if
+        there is no room for more targets; then the files done so far stay done."""
         report, summary = self._report, self.summary
         report.master_key_id = master_key_id
         report.total = sum(item.source_size for item in items)

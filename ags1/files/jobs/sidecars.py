@@ -4,80 +4,64 @@ KMS is called: wrapped keys are copied as they are. Needs no Spark."""
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 
 from ...engine._gcm import random_bytes
 from ...errors import Ags1Error, KeyMetadataError
-from ...files.ledger import ENCRYPT, Ledger, Row
-from ...files.ledger.rows import encrypted_row
-from ...files.sidecars import Beside, OldKeys, place_beside, sidecar_bytes
-from ...files.staging.places import find, open_storage
-from ...files.staging.protocol import REQUESTS, SourceFile
 from ...host.pools import CancellingPool, map_in_threads
 from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
-from .report import FailedFile
-from .selection import SUFFIX
-from .work import cause
+from ..ledger import ENCRYPT, Ledger, Row
+from ..ledger.rows import encrypted_row
+from ..paths import SUFFIX
+from ..sidecars import Beside, OldKeys, place_beside, sidecar_bytes
+from ..staging.places import find, open_storage
+from ..staging.protocol import REQUESTS, SourceFile
+from ..storage.protocol import status_of_file
+from .report import Summary
 
 _ROWS_IN_A_BATCH = 100_000
 _ERRORS = (Ags1Error, OSError)
 
 
-@dataclass(slots=True)
-class Moved:
-    """How many files' keys were copied, how many were there already, and those that failed."""
-
-    done: int = 0
-    known: int = 0
-    failures: list[FailedFile] = field(default_factory=list)
-
-    def fail(self, path: str, error: BaseException) -> None:
-        """Note a failure."""
-        self.failures.append(FailedFile(path, type(error).__name__, cause(error)))
-
-
-def write_sidecars(ledger: Ledger) -> Moved:
+def write_sidecars(ledger: Ledger) -> Summary:
     """Write ``FILE.keys`` beside each encrypted file of a ledger. A sidecar that is there keeps its
-    other keys, because they may be those of an older content. A file that is not there, and a
-    sidecar that cannot be read, are failures. Raises OSError and FormatError for the ledger."""
+    other keys, because they may be those of an older content; one that has the key already is
+    ``unchanged``. A file that is not there, and a sidecar that cannot be read, are failures. Raises
+    OSError and FormatError for the ledger."""
 
     def write(row: Row) -> bool:
         """Return whether the sidecar had to be written."""
         storage = open_storage(row.target)
-        if storage.status(row.target) is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), row.target)
+        status_of_file(storage, row.target)
         sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
         with place_beside(storage, row.target) as place:
             return Beside(place, sidecar, OldKeys.KEEP).add()
 
-    moved = Moved()
+    moved = Summary("export")
     columns = ("target", "key_metadata")
     rows = [row for row in ledger.done(ENCRYPT, columns).values() if row.key_metadata is not None]
     with CancellingPool(REQUESTS) as pool:
         futures = [pool.submit(write, row) for row in rows]
         for row, future in zip(rows, futures, strict=True):
             try:
-                if future.result():
-                    moved.done += 1
-                else:
-                    moved.known += 1
+                is_new = future.result()
+                moved.done += is_new
+                moved.unchanged += not is_new
             except _ERRORS as error:
                 moved.fail(row.target, error)
     return moved
 
 
-def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
+def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Summary:
     """Add a row to a ledger for each encrypted file with a sidecar beside it. ``sources`` are
     files, folders or patterns. Files whose key the ledger has are left alone, so this can be
     repeated. The key is the one that the sidecar names first; whether it opens the file, a
     verification tells. Raises OSError and FormatError for the ledger, and as
     ``Ledger.refuse_jobs``."""
     ledger.refuse_jobs()
-    moved = Moved()
+    moved = Summary("rebuild")
     listing = find(sources)
     for path, problem in listing.problems:
         moved.fail(path, problem)
@@ -94,7 +78,7 @@ def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
             except Ags1Error as error:
                 moved.fail(file.path, error)
         elif known[file.path] == result.key_id:
-            moved.known += 1
+            moved.unchanged += 1
         else:
             message = "the ledger has another key for this file: rebuild into a new ledger"
             moved.fail(file.path, KeyMetadataError(message))
