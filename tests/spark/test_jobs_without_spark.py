@@ -734,6 +734,22 @@ class TestSideBySide:
     def small_waves(self, here: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cutting.Pace, "is_enough", lambda self, tasks, files: True)
         monkeypatch.setattr("ags1.files.jobs.waves.task_cost", lambda *_: 2000)
+        for name in ("ls", "info", "_open"):
+            method = getattr(MemoryFileSystem, name)
+            monkeypatch.setattr(MemoryFileSystem, name, self._beside_others(method))
+
+    @staticmethod
+    def _beside_others(method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of fsspec's files in memory for several threads. It sees that a file is
+        there, and looks it up after another thread has removed it."""
+
+        @functools.wraps(method)
+        def repeated(*arguments: Any, **options: Any) -> Any:
+            while True:
+                with contextlib.suppress(KeyError):
+                    return method(*arguments, **options)
+
+        return repeated
 
     def test_two_jobs_and_a_verification(self, places: Places, place: LedgerPlace) -> None:
         names = [f"{folder}/{folder}{n}" for folder in ("one", "two") for n in range(12)]
