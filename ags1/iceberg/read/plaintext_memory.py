@@ -14,9 +14,6 @@ from ...engine._buffers import new_bytes
 _PAGE_SIZE = 4096
 # How much stays when no file is read (bytes).
 _IDLE_SIZE = 128 << 20
-# The references to what is given back: those of ``PlainMemory``, of its view, of ``give_back`` and
-# of ``sys.getrefcount``.
-_OWN_REFERENCES = 4
 
 
 class PlainMemory:
@@ -26,6 +23,15 @@ class PlainMemory:
 
     def __init__(self, size: int) -> None:
         self.data, self.view = new_bytes(size)
+
+    def references(self) -> int:
+        """Return how many references there are to ``data``, with those of this object and of the
+        call."""
+        return sys.getrefcount(self.data)
+
+
+# Without a reader. Releases of Python differ in what a call adds.
+_OWN_REFERENCES = PlainMemory(_PAGE_SIZE).references()
 
 
 class MemoryPool:
@@ -51,8 +57,7 @@ class MemoryPool:
 
     def give_back(self, memory: PlainMemory) -> None:
         """Take memory back for the next file, unless a reader still has it."""
-        data = memory.data
-        if sys.getrefcount(data) > _OWN_REFERENCES:
+        if memory.references() > _OWN_REFERENCES:
             return
         self._idle.append(memory)
         while sum(len(one.data) for one in tuple(self._idle)) > _IDLE_SIZE:
