@@ -146,12 +146,12 @@ class ParquetView:
             self._parts = [_part(chunk) for chunk in of_columns]
             self._indexes = [index for chunk in of_columns for index in _indexes(chunk)]
             self._tops = list(_top_columns(footer))
+            self._end_offset = actual_size - len(end)
+            known: list[Part | Index] = [*self._parts, *self._indexes]
+            if not all(0 <= part.start <= part.end <= self._end_offset for part in known):
+                raise FormatError("the file points outside itself", offset=actual_size)
         assert source.cipher is not None
         self._cipher = source.cipher
-        self._end_offset = actual_size - len(end)
-        known: list[Part | Index] = [*self._parts, *self._indexes]
-        if not all(0 <= part.start <= part.end <= self._end_offset for part in known):
-            raise FormatError("the file points outside itself", offset=actual_size)
         self._plain_end = _plain_end(source.footer_text, footer)
         self.size = self._end_offset + len(self._plain_end)
 

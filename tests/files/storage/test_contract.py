@@ -105,7 +105,7 @@ def place(
         store = pytest.importorskip("obstore.fsspec").FsspecStore
         other = store("memory", skip_instance_cache=True)
         # Threads that ask for a bucket the first time would get a memory each.
-        other._construct_store("lake")
+        other._construct_store(other._split_path("lake/x")[0])
         yield Place(bucket_below(other), f"lake/{folder}", other, f"lake/{folder}")
     elif kind == "hdfs":
         server = request.getfixturevalue("hdfs")
