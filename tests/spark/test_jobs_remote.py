@@ -30,9 +30,10 @@ from ags1.files.staging.pieces import Item, Piece
 from ags1.files.staging.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
 from ags1.files.staging.s3 import S3Storage
 from ags1.files.work.tasks import Decrypting, Encrypting, Result, Verifying
+from ags1.host.runners import TaskAttempt, this_attempt
 from ags1.keys import Sidecar
 from ags1.spark import jobs
-from ags1.spark.jobs.group import JobGroup
+from ags1.spark.jobs.group import JobGroup, starts
 
 from .conftest import nonce_in, set_for_workers
 
@@ -686,13 +687,19 @@ def test_names_are_given_again_by_second_attempts(
 ) -> None:
     """What a first attempt is told is told of its own request: no other file need wait."""
     called = []
-    context = SimpleNamespace(attemptNumber=lambda: number)
-    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+
+    def run(group: JobGroup, parts: list[Any], work: Any) -> list[Any]:
+        before = this_attempt.set(TaskAttempt("task", number))
+        try:
+            return list(work(parts))
+        finally:
+            this_attempt.reset(before)
+
     monkeypatch.setattr("ags1.files.jobs.waves._FEW_REQUESTS", 1)
     spark = SimpleNamespace(conf={"spark.speculation": speculation}, sparkContext=None)
-    monkeypatch.setattr(JobGroup, "run", lambda group, parts, call: list(call(parts)))
+    monkeypatch.setattr(JobGroup, "run", run)
     conduct = JobOptions(durable=False, cores=2)
-    job = jobs.Job(spark, ENCRYPT, "s3://bucket/sealed", str(places.ledger), conduct)
+    job = jobs.Job(starts(spark), ENCRYPT, "s3://bucket/sealed", str(places.ledger), conduct)
     with job.ledger:
         job._waves._spread(
             lambda items: called.append("first") or items,
