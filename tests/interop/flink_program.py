@@ -30,7 +30,7 @@ def main(mode: str, catalog: str) -> None:
                 else:
                     result.wait()
             rows = [list(row) for row in itertools.islice(found, count)]
-            print(json.dumps({"rows": rows}), flush=True)
+            print(json.dumps({"rows": rows}, default=repr), flush=True)
         except Exception as error:
             print(json.dumps({"error": str(error)}), flush=True)
 

@@ -244,7 +244,7 @@ def test_flink_gives_no_rows_that_somebody_forged(
 ) -> None:
     with Flink(lake, tmp_path, "batch") as flink:
         genuine, *others = map(flink.ask, forgeries)
-        assert len(genuine["rows"]) == 2
+        assert len(genuine.get("rows", ())) == 2, genuine
         assert all("error" in answer for answer in others)
 
 
