@@ -2,7 +2,8 @@
 
 DuckDB asks a file system of fsspec for the files of a view. ``ScanFiles`` has the plaintexts of
 those files whose rows and columns are, as they are, those of the scan. A column chunk is decrypted
-when a query asks for it. No key is given to DuckDB. The other files are for Arrow to read.
+when a query asks for it. No key is given to DuckDB. The other files are for Arrow to read. Needs
+duckdb, which is optional.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 from fsspec.spec import AbstractFileSystem
 from pyiceberg.schema import Schema
@@ -22,9 +24,6 @@ from ..storage.table_files import TableFiles
 from .binding import BoundFilter
 from .records import ContentFile
 from .row_expressions import row_expression
-
-if TYPE_CHECKING:
-    import duckdb
 
 # Files of a scan never change.
 _MODIFIED = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -94,8 +93,6 @@ def show(
     """Make a view of the rows in the files that are ``shown`` and of those in ``rest``, which was
     read by Arrow. Return False without a view if DuckDB has no such filter, or has the columns in
     other types than Arrow."""
-    import duckdb
-
     names = {field.field_id: field.name for field in row_filter.schema.fields}
     condition = row_expression(row_filter.expression, names, _DuckDb())
     if condition is None:
@@ -119,13 +116,9 @@ def show(
 
 class _DuckDb:
     def column(self, name: str) -> duckdb.Expression:
-        import duckdb
-
         return duckdb.ColumnExpression(name)
 
     def literal(self, value: Any) -> duckdb.Expression:
-        import duckdb
-
         return duckdb.ConstantExpression(value)
 
     def is_null(self, column: duckdb.Expression) -> duckdb.Expression:
@@ -135,6 +128,4 @@ class _DuckDb:
         return column.isin(*map(self.literal, values))
 
     def starts_with(self, column: duckdb.Expression, prefix: str) -> duckdb.Expression:
-        import duckdb
-
         return duckdb.FunctionExpression("starts_with", column, self.literal(prefix))

@@ -172,9 +172,9 @@ class _PlannedHere(ArrowStream):
         read what the scan leaves out of the files. Raises ImportError if DuckDB is not installed,
         and as ``to_arrow``. If a query fails, DuckDB raises its own exception with our text.
         """
-        import duckdb  # an optional dependency
+        import duckdb  # optional
 
-        from .duckdb_files import ScanFiles, show  # needs it
+        from .duckdb_files import ScanFiles, show
 
         connection = connection or duckdb.connect()
         tasks = self._tasks()
