@@ -20,7 +20,7 @@ from .files.fsspec.options import KeyOptions
 from .files.sidecars import OldKeys, check_link, publish_pair
 from .host.atomic import StagedFile
 from .host.regular_file import regular_file
-from .iceberg.formats.parquet_view import PlainParquet
+from .iceberg.formats.parquet_view import ParquetView, PlainParquet
 from .iceberg.formats.parquet_writer import EncryptedParquetWriter
 from .keys.keychain import FILE_KEY_SIZE
 from .keys.sidecar import ENCRYPTED_PARQUET_MAGIC, sidecar_beside
@@ -91,7 +91,7 @@ def open(
     try:
         if bytes(source.fetch(0, 4, memoryview(bytearray(4)))) != ENCRYPTED_PARQUET_MAGIC:
             raise NotEncryptedError("this is not an encrypted Parquet file", file=name)
-        return PlainParquet(source, key_metadata)
+        return PlainParquet(ParquetView(source, key_metadata))
     except BaseException:
         source.close()
         raise

@@ -207,6 +207,35 @@ def polars_categories(rows: pa.Table) -> Any:
     return polars.DataFrame(rows).with_columns(polars.col("text").cast(polars.Categorical))
 
 
+def test_a_view_of_duckdb_that_is_made_anew_leaves_nothing(catalog: EncryptedCatalog) -> None:
+    rows = ROWS.select(["id", "text"])
+    table = made(catalog, rows)
+    table.append(rows)
+    connection = duckdb.connect()
+
+    def check(scan: Any, expected: list[int]) -> None:
+        scan.to_duckdb("Rows", connection)
+        table.scan().to_duckdb("all rows", connection)
+        found = connection.sql("SELECT id FROM rows ORDER BY id").fetchall()
+        assert found == [(n,) for n in expected]
+        assert connection.table("all rows").to_arrow_table().num_rows == table.scan().count()
+        made_by_us = [n for n in connection.list_filesystems() if n.startswith("ags1-")]
+        assert len(made_by_us) == 1
+        views = "SELECT view_name FROM duckdb_views() WHERE NOT internal"
+        names = {name for (name,) in connection.sql(views).fetchall()}
+        hidden = [name for name in names if name.startswith("ags1-rest-")]
+        assert names - {*hidden} == {"Rows", "all rows"}
+        assert len(hidden) <= 2
+
+    for expected in ([0, 1, 2], [3, 4, 5], [], [0, 1, 2, 3, 4, 5]):
+        check(table.scan(In("id", {*expected, 9})), expected)
+    table.delete("id = 0")  # from now on, Arrow reads the file's rows
+    check(table.scan(), [1, 2, 3, 4, 5])
+    table.append(pa.table({"id": [7], "text": ["z"]}))
+    for expected in ([1, 2, 3, 4, 5, 7], [5, 7], [7]):
+        check(table.scan(f"id >= {expected[0]}"), expected)
+
+
 def duckdb_relation(rows: pa.Table) -> Any:
     return duckdb.from_arrow(rows)
 

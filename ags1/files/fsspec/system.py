@@ -463,9 +463,9 @@ class Ags1FileSystem(ManyFiles, metaclass=_Instances):
     def _opened(self, path: str, source: Any, km: KeyMetadata) -> EncryptedInput | PlainParquet:
         if not path.endswith(SUFFIX):
             # Needs pyarrow, which is optional.
-            from ...iceberg.formats.parquet_view import PlainParquet
+            from ...iceberg.formats.parquet_view import ParquetView, PlainParquet
 
-            return PlainParquet(open_source(source)[0], km)
+            return PlainParquet(ParquetView(open_source(source)[0], km))
         file = EncryptedInput(source, km, threads=self.threads)
         file.fs, file.stored = self, path
         return file

@@ -142,14 +142,11 @@ class ParquetView:
         )
         with parsing():
             footer, end = source.read_end(_KEPT)
-            of_columns = list(chunks(footer))
-            self._parts = [_part(chunk) for chunk in of_columns]
-            self._indexes = [index for chunk in of_columns for index in _indexes(chunk)]
+            self._chunks = list(chunks(footer))
+            self._parts = list(map(_part, self._chunks))
             self._tops = list(_top_columns(footer))
             self._end_offset = actual_size - len(end)
-            known: list[Part | Index] = [*self._parts, *self._indexes]
-            if not all(0 <= part.start <= part.end <= self._end_offset for part in known):
-                raise FormatError("the file points outside itself", offset=actual_size)
+            self._check_places(self._parts)
         assert source.cipher is not None
         self._cipher = source.cipher
         self._plain_end = _plain_end(source.footer_text, footer)
@@ -181,19 +178,29 @@ class ParquetView:
         self.prepare(memory[: self._end_offset])
         memory[len(memory) - len(self._plain_end) :] = self._plain_end
 
-    def sections(self) -> list[Part | Index]:
-        """Return all parts, in the order of their places. Asks for the sizes of bloom filters."""
-        indexes = [
-            self._bloom_filter(index) if index.kind == ModuleType.BLOOM_FILTER_HEADER else index
-            for index in self._indexes
-        ]
+    def sections(self, has_indexes: bool = True) -> list[Part | Index]:
+        """Return all parts, in the order of their places, with or without indexes. Asks the file
+        for the sizes of bloom filters. Raises FormatError if an index points outside the file."""
+        indexes = self._indexes() if has_indexes else []
         return sorted((*self._parts, *indexes), key=lambda part: part.start)
+
+    def _indexes(self) -> list[Index]:
+        with parsing():
+            found = [index for chunk in self._chunks for index in _indexes(chunk)]
+            self._check_places(found)
+        return [
+            self._bloom_filter(index) if index.kind == ModuleType.BLOOM_FILTER_HEADER else index
+            for index in found
+        ]
+
+    def _check_places(self, parts: Iterable[Part | Index]) -> None:
+        if not all(0 <= part.start <= part.end <= self._end_offset for part in parts):
+            raise FormatError("the file points outside itself", offset=self._source.size)
 
     def fill_indexes(self, memory: memoryview) -> None:
         """Write the page indexes and bloom filters into ``memory``."""
-        for part in self.sections() if self._indexes else ():
-            if isinstance(part, Index):
-                memory[part.start : part.end] = self.read(part)
+        for index in self._indexes():
+            memory[index.start : index.end] = self.read(index)
 
     def read(self, part: Part | Index) -> memoryview:
         """Return the plaintext of a part. Raises as ``fill``."""
@@ -217,6 +224,10 @@ class ParquetView:
         if index.start + size > self._end_offset:
             raise AuthenticationError("a bloom filter's length is impossible", offset=index.start)
         return replace(index, size=size)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
 
     def _fetch(self, offset: int, size: int) -> memoryview:
         return self._source.fetch(offset, size, memoryview(bytearray(size)))
@@ -294,19 +305,18 @@ class ParquetView:
 
 class PlainParquet(io.RawIOBase):
     """The plaintext of an encrypted file, as a file that any reader of Parquet takes. Any number of
-    threads may call ``pread``. It holds the parts that were read last, of 64 MiB in all. Closing it
-    closes the source."""
+    threads may call ``pread``. It holds the parts that were read last, of 64 MiB in all. Without
+    indexes, zeros are in their place. Closing it closes the source."""
 
-    def __init__(self, source: Source, key_metadata: KeyMetadata) -> None:
+    def __init__(self, view: ParquetView, has_indexes: bool = True) -> None:
         super().__init__()
-        self._source = source
-        self._view = ParquetView(source, key_metadata)
-        self._sections = self._view.sections()
+        self._view = view
+        self._sections = view.sections(has_indexes)
         self._starts = [part.start for part in self._sections]
         self._held: OrderedDict[int, memoryview] = OrderedDict()
         self._lock = threading.Lock()
         self._position = 0
-        self.size = self._view.size
+        self.size = view.size
 
     def readable(self) -> bool:
         return True
@@ -398,7 +408,7 @@ class PlainParquet(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             self._held.clear()
-            self._source.close()
+            self._view.close()
         super().close()
 
 

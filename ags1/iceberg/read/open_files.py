@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import mmap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +27,8 @@ from ...columns.row_groups import row_group_starts
 from ...engine.key_metadata import KeyMetadata
 from ...engine.source import RangedSource, Source
 from ...errors import FormatError
-from ..formats.parquet_view import ParquetView, Part
+from ...host.pools import CancellingPool
+from ..formats.parquet_view import ParquetView, PlainParquet
 from ..formats.variants import whole
 from ..spec.column_types import WKB, variant_part_ids
 from ..spec.constants import PARQUET_FIELD_ID
@@ -44,11 +44,9 @@ _BUFFER_SIZE = 8 << 20
 # cost more than columns that nobody wants.
 _WHOLE_SIZE = 1 << 20
 # The plaintexts of files up to this size are held, as in ``ahead``. Of larger ones, row groups of
-# about so many bytes are held: those that are read, and the next ones.
+# about so many bytes are read together, and the next ones are begun meanwhile.
 _HELD_SIZE = 32 << 20
-_VIEW_WINDOW = 64 << 20
-# Huge pages, of 2 MiB, do not make parts of this size much larger.
-_HUGE_SIZE = 4 << 20
+_WINDOW_SIZE = 64 << 20
 _BATCH_ROWS = 128 << 10  # as a scanner's batches
 # As nanoseconds, INT96 ends in 2262, and later times would be others.
 _INT96_UNIT = "us"
@@ -174,15 +172,33 @@ class OpenParquet:
         assert self._fragment is not None
         fragment = self._fragment if groups is None else self._fragment.subset(row_group_ids=groups)
         if self._view is None:
-            windows = iter((fragment,))
-        else:
-            if row_filter is not None:
-                fragment = fragment.subset(row_filter, schema=self._physical)
-            windows = self._view.windows(fragment, names)
-        for window in windows:
-            yield from ds.Scanner.from_fragment(
-                window, schema=self._physical, columns=names, filter=row_filter
-            ).to_batches()
+            yield from self._scan(fragment, names, row_filter)
+            return
+        if row_filter is not None:
+            fragment = fragment.subset(row_filter, schema=self._physical)
+        groups = [group.id for group in fragment.row_groups]
+        windows = list(self._view.windows(names, groups))
+        scans = (
+            self._scan(fragment.subset(row_group_ids=window), names, row_filter)
+            for window in windows
+        )
+        if len(windows) == 1:
+            yield from next(scans)
+            return
+        # Arrow begins to read when it is asked for the first batch. The threads are the file's own:
+        # those that read the files of a scan may all wait here.
+        with CancellingPool(2, "ags1-window") as pool:
+            for first, others in read_ahead(_begun, scans, lambda _: 1, 2, pool):
+                yield from first
+                yield from others
+
+    def _scan(
+        self, fragment: ds.ParquetFileFragment, names: list[str], row_filter: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        scanner = ds.Scanner.from_fragment(
+            fragment, schema=self._physical, columns=names, filter=row_filter
+        )
+        return iter(scanner.to_batches())
 
     def plaintext(
         self, row_filter: pc.Expression | None, read: Callable[[bytes], _Result]
@@ -226,9 +242,19 @@ class OpenParquet:
             self._stream.close()
 
 
+def _begun(
+    batches: Iterator[pa.RecordBatch],
+) -> tuple[list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+    """Return the first batch, in a list that is empty if there is none, and the others."""
+    return list(itertools.islice(batches, 1)), batches
+
+
 class OpenView:
-    """The plaintext of an encrypted file in memory, for Arrow to read. Columns are decrypted before
-    Arrow is asked for their rows, so it meets nothing that is not authentic."""
+    """The plaintext of an encrypted file, for Arrow to read. A column chunk is decrypted before
+    Arrow gets a byte of it, so Arrow meets nothing that is not authentic.
+
+    That of most files is in memory, and is filled before Arrow reads. From a larger one, Arrow asks
+    for column chunks while it decodes others, into memory of its own that it uses again."""
 
     def __init__(self, source: Source, key_metadata: KeyMetadata) -> None:
         size = source.size
@@ -239,21 +265,16 @@ class OpenView:
             source = RangedSource(lambda at, n: whole[at : at + n], size, far=False)
         self._view = ParquetView(source, key_metadata)
         self.size = self._view.size
-        # Of a large file, only a part is in memory at a time.
-        self._map: mmap.mmap | None = None
         self._held: PlainMemory | None = None
-        if self._view.size <= _HELD_SIZE:
-            self._held = POOL.take(self._view.size)
-            self._memory = self._held.view
-        else:
-            self._map = mmap.mmap(-1, self._view.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._memory = memoryview(self._map)
-        self._view.enclose(self._memory)
+        if self.size <= _HELD_SIZE:
+            self._held = POOL.take(self.size)
+            self._view.enclose(self._held.view)
 
-    def reader(self) -> pa.BufferReader:
+    def reader(self) -> pa.NativeFile:
         """Return a file for Arrow."""
-        held = self._held
-        return pa.BufferReader(pa.py_buffer(self._memory if held is None else held.data))
+        if self._held is not None:
+            return pa.BufferReader(pa.py_buffer(self._held.data))
+        return pa.PythonFile(PlainParquet(self._view, has_indexes=False), mode="r")
 
     def close(self) -> None:
         """Give the memory back."""
@@ -267,61 +288,31 @@ class OpenView:
         if self._held is None:
             return None
         self.fill(names, None)
-        self._view.fill_indexes(self._memory)
+        self._view.fill_indexes(self._held.view)
         return read(self._held.data)
 
     def fill(self, names: list[str], groups: Iterable[int] | None) -> None:
-        """Decrypt these columns of these row groups."""
-        self._view.fill(self._memory, self._view.parts(names, groups))
+        """Decrypt these columns of these row groups, if the file is held."""
+        if self._held is not None:
+            self._view.fill(self._held.view, self._view.parts(names, groups))
 
-    def windows(
-        self, fragment: ds.ParquetFileFragment, names: list[str]
-    ) -> Iterator[ds.ParquetFileFragment]:
-        """Yield fragments of row groups, decrypted. Those of a large file are dropped after their
-        turn, and the next ones are decrypted meanwhile."""
-        parts = self._view.parts(names, [group.id for group in fragment.row_groups])
-        if self._map is None:
-            self._view.fill(self._memory, parts)
-            yield fragment
+    def windows(self, names: list[str], groups: Iterable[int]) -> Iterator[list[int]]:
+        """Yield the row groups that are read together, decrypted if the file is held. Arrow keeps
+        the bytes of all of them until it has read the last one."""
+        groups = list(groups)
+        if self._held is not None:
+            self.fill(names, groups)
+            yield groups
             return
-        windows = list(_windows(parts))
-        # Two at a time: the window that is read, and the next one.
-        filled = read_ahead(self._fill_window, windows, lambda _: 1, 2)
-        for window, _ in zip(windows, filled, strict=True):
-            yield fragment.subset(row_group_ids=sorted({part.group for part in window}))
-            self._drop(window)
-
-    def _fill_window(self, parts: list[Part]) -> None:
-        # The first use of each of many small pages takes longer than AES.
-        if (huge := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
-            self._advise(huge, (part for part in parts if part.size >= _HUGE_SIZE))
-        self._view.fill(self._memory, parts)
-
-    def _drop(self, parts: list[Part]) -> None:
-        self._advise(mmap.MADV_DONTNEED, parts)
-
-    def _advise(self, advice: int, parts: Iterable[Part]) -> None:
-        assert self._map is not None
-        for part in parts:
-            start = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < end:
-                self._map.madvise(advice, start, end - start)
-
-
-def _windows(parts: list[Part]) -> Iterator[list[Part]]:
-    """Yield the parts of some row groups at a time."""
-    window: list[Part] = []
-    size = 0
-    for _, group in itertools.groupby(parts, key=lambda part: part.group):
-        of_group = list(group)
-        group_size = sum(part.size for part in of_group)
-        if window and size + group_size > _VIEW_WINDOW:
-            yield window
-            window, size = [], 0
-        window += of_group
-        size += group_size
-    if window:
+        window: list[int] = []
+        size = 0
+        for group in groups:
+            group_size = sum(part.size for part in self._view.parts(names, [group]))
+            if window and size + group_size > _WINDOW_SIZE:
+                yield window
+                window, size = [], 0
+            window.append(group)
+            size += group_size
         yield window
 
 

@@ -1,11 +1,12 @@
 """Memory for the plaintexts of Parquet files, which other libraries read.
 
 The first use of new memory takes longer than decrypting what is put there. So the memory of one
-file is that of the next one, as soon as nothing else refers to it. Knows nothing of files.
+file is that of the next one, as soon as nothing else refers to it. Independent of files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 
@@ -61,7 +62,8 @@ class MemoryPool:
             return
         self._idle.append(memory)
         while sum(len(one.data) for one in tuple(self._idle)) > _IDLE_SIZE:
-            self._idle.popleft()
+            with contextlib.suppress(IndexError):  # others take some meanwhile
+                self._idle.popleft()
 
 
 POOL = MemoryPool()

@@ -3,7 +3,7 @@
 ``polars.scan_iceberg`` asks a scan for batches of rows, with the part of the query's filter that
 Iceberg has too, and applies the whole filter itself. Arrow would decode the files in types that
 Polars converts once more. So Polars decodes them itself: it gets the plaintext in memory, of which
-every byte is authentic, and no key. This module makes the batches of one file. It knows nothing of
+every byte is authentic, and no key. This module makes the batches of one file. It is independent of
 deletes, and returns None for what Arrow has to read.
 """
 

@@ -174,17 +174,20 @@ class _PlannedHere(ArrowStream):
         """
         import duckdb  # optional
 
-        from .duckdb_files import ScanFiles, show
+        from .duckdb_files import views
 
         connection = connection or duckdb.connect()
         tasks = self._tasks()
         reader = self._reader(self.projection())
         shown, rest = reader.for_duckdb(tasks) if self.limit is None else ([], tasks)
-        files = ScanFiles(to_table_files(self.io), shown)
-        rows = self._table(reader, rest)
-        if shown and show(connection, table_name, files, rows, reader.projected, self.bound_filter):
+        files, rows = to_table_files(self.io), self._table(reader, rest)
+        made = views(connection)
+        if shown and made.show(
+            connection, table_name, files, shown, rows, reader.projected, self.bound_filter
+        ):
             return connection
-        return connection.register(table_name, self._table(reader, tasks) if shown else rows)
+        made.register(connection, table_name, self._table(reader, tasks) if shown else rows)
+        return connection
 
     def count(self) -> int:
         """Return the number of rows, up to the scan's limit. Files are read only if the manifests

@@ -173,7 +173,7 @@ def whole() -> tuple[bytes, KeyMetadata]:
 
 
 def plain(data: bytes, km: KeyMetadata) -> PlainParquet:
-    return PlainParquet(open_source(io.BytesIO(data))[0], km)
+    return PlainParquet(ParquetView(open_source(io.BytesIO(data))[0], km))
 
 
 def unencrypted(data: bytes) -> ParquetSource:
@@ -270,7 +270,7 @@ def test_threads_share_a_view(
         expected = file.read()
     monkeypatch.setattr(parquet_view, "_HELD_SIZE", 1000)
     source = RangedSource(lambda at, size: data[at : at + min(size, 5000)], len(data))
-    with PlainParquet(source, km) as file, ThreadPoolExecutor(8) as pool:
+    with PlainParquet(ParquetView(source, km)) as file, ThreadPoolExecutor(8) as pool:
 
         def read(seed: int) -> None:
             chance = random.Random(seed)
