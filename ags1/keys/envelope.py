@@ -87,7 +87,7 @@ class EncryptedKey:
             _string(entry, "key-id"),
             encrypted_key_metadata,
             encrypted_by_id,
-            properties,
+            dict(properties),
             {name: value for name, value in entry.items() if name not in _FIELDS},
         )
 

@@ -87,7 +87,7 @@ TESTS = {
     "iceberg/operations/compact_plan.py": t("iceberg/operations/compaction"),
     "iceberg/write/conflicts.py": t("iceberg/write/conflicts iceberg/operations/compaction"),
     "iceberg/write/rolling_writer.py": t("iceberg/operations/compaction"),
-    "host/strict_json.py": t("keys/envelope kms/keyring iceberg/trust"),
+    "host/strict_json.py": t("keys/envelope kms/keyring iceberg/trust iceberg/read/shared_json"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
     "iceberg/commit/aws.py": t("iceberg/commit/aws"),
     "iceberg/commit/glue.py": t("iceberg/commit/aws"),

@@ -83,11 +83,15 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     return without_nulls(metadata)
 
 
+# Most of them are in each version of a table.
+_parser = strict_json.SharingParser("snapshots", "encryption-keys")
+
+
 def _parse(text: bytes) -> Any:
     """Return the parsed metadata. Raises ValueError as ``strict_json.parse``. Integers of more than
     64 bits are refused only where Java looks at them."""
     try:
-        return strict_json.parse(text)
+        return _parser.parse(text)
     except strict_json.LongIntegerError:
         metadata = strict_json.parse(text, long_integers=True)
         if isinstance(metadata, dict):
