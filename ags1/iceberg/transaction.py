@@ -48,7 +48,6 @@ from .commit.session import TableSession
 from .pyiceberg.defaults import ExactUpdateSchema
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.tables import BuiltTransaction, ReusingUpdateSpec
-from .read.binding import bind_filter
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .spec.constants import MAIN_BRANCH
@@ -376,10 +375,9 @@ class EncryptedTransaction(BuiltTransaction):
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
         copy_on_write = is_copy_on_write(view.properties, command)
-        bound = bind_filter(row_filter, view.schema, case_sensitive=case_sensitive)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
         rewrites = copy_on_write and bool(plan.vectors)
-        read = Read(row_filter, plan.read, bound.field_ids, isolated_as, case_sensitive, rewrites)
+        read = Read(row_filter, plan.read, plan.compared, isolated_as, case_sensitive, rewrites)
         changed = plan.rewritable if rewrites else []
         removed = [*plan.dropped, *changed, *plan.superseded]
         if rewrites:

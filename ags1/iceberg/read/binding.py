@@ -14,10 +14,12 @@ The predicates that come out are PyIceberg's bound ones, without ``Not``. Indepe
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import ROUND_FLOOR, Decimal, localcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from pyiceberg import expressions as ex
@@ -165,10 +167,14 @@ class _Binding(BooleanRewriter):
         self, kind: Any, term: ex.BoundReference, given: Iterable[Any]
     ) -> ex.BooleanExpression:
         column = term.field.field_type
-        numbers = [(x, _number_in(x, column)) for x in given]
-        exact = [x if n is None else n.literal for x, n in numbers if n is None or n.is_exact]
-        converted = [_in_type(literal, column) for literal in exact]
-        return _at(kind, term, {value for value, beyond in converted if not beyond})
+        values = set()
+        for literal in given:
+            number = _number_in(literal, column)
+            if number is None or number.is_exact:
+                value, beyond = _in_type(literal if number is None else number.literal, column)
+                if not beyond:
+                    values.add(value)
+        return _at(kind, term, values)
 
 
 def _path(
@@ -257,7 +263,7 @@ def _in_type(literal: Any, kind: types.IcebergType) -> tuple[Any, int]:
         return literals.FloatLiteral(literal.value), 0
     if isinstance(kind, types.TimestampNanoType | types.TimestamptzNanoType):
         return _in_nanoseconds(literal, kind), 0
-    converted = literal.to(kind)
+    converted = _conversion(literal.__class__, type(kind))(literal, kind)
     if isinstance(converted, literals.FloatLiteral):
         # PyIceberg rounds it for some comparisons only.
         return literals.FloatLiteral(float(np.float32(converted.value))), 0
@@ -268,6 +274,16 @@ def _in_type(literal: Any, kind: types.IcebergType) -> tuple[Any, int]:
     if isinstance(converted, literals.AboveMax):
         return converted, 1
     return converted, -1 if isinstance(converted, literals.BelowMin) else 0
+
+
+@functools.cache
+def _conversion(literal: type, column: type) -> Callable[[Any, types.IcebergType], Any]:
+    """Return ``to`` of a class of literals, for a class of types. PyIceberg looks for it, and makes
+    a method of it, in each call."""
+    method = inspect.getattr_static(literal, "to")
+    if isinstance(method, functools.singledispatchmethod):
+        method = method.dispatcher.dispatch(column)
+    return cast("Callable[[Any, types.IcebergType], Any]", method)
 
 
 class _Number(NamedTuple):

@@ -48,7 +48,8 @@ class DeletePlan:
     tasks that read these files, and ``rewritable`` all their entries. ``superseded`` are the
     deletion vectors and position delete files that are not needed any more. ``matched_rows`` is the
     number of deleted rows; if a file was dropped unread, it includes rows that delete files had
-    deleted already. ``read`` are the paths of the data files that may have rows that match.
+    deleted already. ``read`` are the paths of the data files that may have rows that match, and
+    ``compared`` the IDs of the columns that the filter compares.
     """
 
     dropped: list[ManifestEntry] = field(default_factory=list)
@@ -58,6 +59,7 @@ class DeletePlan:
     matched_rows: int = 0
     changed: list[FileScanTask] = field(default_factory=list, repr=False, compare=False)
     read: frozenset[str] = field(default=frozenset(), compare=False)
+    compared: frozenset[int] = field(default=frozenset(), compare=False)
 
     @property
     def is_empty(self) -> bool:
@@ -98,7 +100,7 @@ class DeletePlanner:
         exact: bool = True,
     ) -> None:
         bound = bind_filter(row_filter, view.schema, case_sensitive=case_sensitive)
-        self._view = view
+        self._compared = bound.field_ids
         self._planner = _Planner(view.parsed, view.files, FileFilter(bound, view.specs))
         self.whole: list[FileScanTask] = []
         self.unknown: list[FileScanTask] = []
@@ -139,6 +141,7 @@ class DeletePlanner:
             matched_rows=matched_rows,
             changed=partly,
             read=read,
+            compared=self._compared,
         )
 
 
