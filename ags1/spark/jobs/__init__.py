@@ -1,9 +1,5 @@
 """Encrypt, decrypt, verify and rewrap any number of files on Spark's executors.
 
-    group       Spark runs the tasks of a wave
-    sessions    what classic sessions and those of Spark Connect do not share
-    rewrapping  a ledger's keys are wrapped again
-
 In ``ags1.files``: ``plan`` (which files), ``work`` (what a task does), ``jobs`` (a run).
 The ledger (``ags1.files.ledger``), of any kind, lets the next job continue a killed one. Paths are
 folders that the driver and all executors have mounted, or URLs of S3 or any other storage that
