@@ -26,6 +26,7 @@ from posix.unistd cimport close as close_fd
 from ags1.engine._gcm cimport (
     BlockCipher, GcmContext, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
 )
+from ags1.engine._messages cimport put_header
 from ags1.engine.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
 from atomics cimport atomic_add, atomic_join, atomic_leave, atomic_load, atomic_set
 from sys_uio cimport iovec, preadv, pwritev
@@ -89,6 +90,7 @@ cdef struct Range:
     bint durable
     size_t write_size
     int batch
+    # The file's header lies before them.
     unsigned char *slots
 
 
@@ -171,6 +173,10 @@ cdef Outcome transfer(
             read_into, written_from = written_from, read_into
             read_size, written_size = written_size, read_size
             read_at, written_at = written_at, read_at
+            if block == 0:
+                slots.iov_base = r.slots - HEADER_SIZE
+                slots.iov_len += HEADER_SIZE
+                written_at = 0
 
         moved = move(0, r.source, read_into, blocks if r.sealing else 1, read_at)
         if moved != <ssize_t>read_size:
@@ -301,10 +307,10 @@ cdef class Pump:
         atomic_set(&self._stopping)
 
     def seal(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
-        """Encrypt ``text_size`` bytes of the source, from the beginning of block ``first_block``.
-        Returns whether it finished; False means that ``stop`` was called. Raises TruncatedError if
-        the source ends early, and OSError. Its ``filename`` is the word ``source`` or
-        ``target``."""
+        """Encrypt ``text_size`` bytes of the source, from the beginning of block ``first_block``. A
+        file's header is written with its block 0. Returns whether it finished; False means that
+        ``stop`` was called. Raises TruncatedError if the source ends early, and OSError. Its
+        ``filename`` is the word ``source`` or ``target``."""
         if self._target < 0:
             raise ValueError("encrypting needs a target")
         return self.transfer(cipher, first_block, text_size, True)
@@ -323,11 +329,13 @@ cdef class Pump:
         cdef int error
         cdef long long failed_block = 0
         cdef size_t blocks, room, stride = cipher.block_size + BLOCK_OVERHEAD
+        cdef unsigned char *memory
         if text_size < 0:
             raise ValueError(f"a size in bytes cannot be {text_size}")
         blocks = run_blocks(cipher.block_size, text_size, first_block)
         r.batch = <int>min(max(BATCH_SIZE // stride, <size_t>1), <size_t>MAX_BATCH_BLOCKS)
         room = min(r.batch * stride, <size_t>text_size + <size_t>r.batch * BLOCK_OVERHEAD)
+        room += HEADER_SIZE
         r.source = self._source
         r.target = self._target
         r.block_size = cipher.block_size
@@ -335,24 +343,28 @@ cdef class Pump:
         r.text_size = text_size
         r.sealing = sealing
         r.durable = self._durable
-        r.write_size = WRITE_SIZE_IN_MEMORY if ags1_is_in_memory(self._target) else WRITE_SIZE
-        r.slots = NULL
+        r.write_size = WRITE_SIZE
+        if room > WRITE_SIZE and ags1_is_in_memory(self._target):
+            r.write_size = WRITE_SIZE_IN_MEMORY
+        memory = NULL
         self.enter()
         try:
             if sealing:
                 cipher.claim(blocks)
-            r.slots = <unsigned char *>malloc(room)
-            if r.slots == NULL:
+            memory = <unsigned char *>malloc(room)
+            if memory == NULL:
                 raise MemoryError(f"no memory for {room} bytes of blocks")
+            put_header(memory, cipher.block_size)
+            r.slots = memory + HEADER_SIZE
             context = cipher.borrow()
             with nogil:
                 outcome = transfer(context, &r, &self._stopping, &self._bytes_done, &failed_block)
                 error = errno.errno
                 # The buffer held plaintext, and free() does not clear it.
-                wipe(r.slots, room)
+                wipe(memory, room)
             cipher.give_back(context)
         finally:
-            free(r.slots)
+            free(memory)
             self.leave()
         if outcome == READ_FAILED:
             raise OSError(error, os.strerror(error), "source")

@@ -112,7 +112,7 @@ def encrypt_opened(
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
     geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
     with _NamedErrors(source, out.name), _pump(fd, out.fd, size, durable=out.durable) as pump:
-        _begin(out.fd, geometry.encrypted_size, layout.build_header(block_size))
+        _reserve(out.fd, geometry.encrypted_size)
         claim_key(km, reuse_key=reuse_key)
         try:
             _transfer(pump, functools.partial(pump.seal, cipher), geometry, threads, progress)
@@ -167,7 +167,7 @@ def decrypt_file(
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode, new=new) as out:
             size = geometry.plaintext_size
             with _NamedErrors(source, target), _pump(fd, out.fd, size, durable=durable) as pump:
-                _begin(out.fd, size, b"")
+                _reserve(out.fd, size)
                 open_ = functools.partial(pump.open, cipher)
                 _transfer(pump, open_, geometry, threads, progress)
     return geometry.plaintext_size
@@ -258,14 +258,12 @@ def _pump(source: int, target: int, size: int, *, durable: bool = False) -> Pump
     return Pump(source, target, durable=durable, shared=size > SMALL_FILE)
 
 
-def _begin(fd: int, size: int, header: bytes) -> None:
-    """Reserve the target's room on the disk, and write its first bytes. What one call writes needs
-    no reservation: if there is no room, that call says so."""
+def _reserve(fd: int, size: int) -> None:
+    """Reserve the target's room on the disk. What one call writes needs no reservation: if there is
+    no room, that call says so."""
     try:
         if size > _CHUNK_SIZE:
             allocate(fd, size)
-        if header:
-            os.pwrite(fd, header, 0)
     except OSError as error:
         raise OSError(error.errno, error.strerror, "target") from None
 

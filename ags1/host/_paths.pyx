@@ -1,5 +1,5 @@
 # cython: freethreading_compatible=True
-"""What ``atomic`` does in C: ``os.path.realpath`` of a folder that is there, ``os.path.lexists`` of
+"""What ``atomic`` does in C: ``os.path.realpath`` of a file's folder, ``os.path.lexists`` of
 a file that is not, and a look at what is dropped."""
 
 from cpython.bytes cimport PyBytes_AsStringAndSize
@@ -26,18 +26,21 @@ cdef class Unsettled:
             self.drop()
 
 
-def real_folder(bytes path not None):
-    """Return the absolute path of a folder, without links; None if the system finds none. Raises
-    ValueError for a path with a null byte."""
+def real_path(bytes path not None):
+    """Return the absolute path of a file, without links in its folder's path; None if the system
+    finds no such folder. Raises ValueError for a path with a null byte."""
     cdef char *text
     cdef char *found
-    PyBytes_AsStringAndSize(path, &text, NULL)
+    folder, slash, name = path.rpartition(b"/")
+    folder = folder or slash or b"."
+    PyBytes_AsStringAndSize(folder, &text, NULL)
     with nogil:
         found = realpath(text, NULL)
     if found == NULL:
         return None
     try:
-        return bytes(found)
+        # Only of the root, the path ends with a slash.
+        return found + name if found[1] == 0 else found + b"/" + name
     finally:
         free(found)
 

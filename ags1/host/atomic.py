@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FileWarning
-from ._paths import Unsettled, real_folder
+from ._paths import Unsettled, real_path
 from ._process import process_number
 from .descriptors import is_new, is_stream
 
@@ -241,10 +241,9 @@ def _real_path(name: str, *, new: bool) -> str:
     the file that it points to is replaced. The links in the folder's path are followed once,
     because somebody may change them before the file has its name. ``new`` is ``is_new(name)``."""
     if new:
-        folder, last = os.path.split(name)
-        real = real_folder(os.fsencode(folder or os.curdir))
+        real = real_path(os.fsencode(name))
         if real is not None:
-            return f"{os.fsdecode(real).rstrip('/')}/{last}"
+            return os.fsdecode(real)
     return os.path.realpath(name)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -26,22 +24,33 @@ class RegularFile(NamedTuple):
         return os.pread(self.fd, size, offset)
 
 
-@contextlib.contextmanager
-def regular_file(path: str | os.PathLike[str]) -> Iterator[RegularFile]:
-    """Open a regular file for reading. One that is open already is returned. Raises OSError, also
-    for a folder, a pipe or a device."""
-    if isinstance(path, RegularFile):
-        yield path
-        return
-    # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = file_status(fd, path)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", os.fsdecode(path))
-        yield RegularFile(fd, status, os.fsdecode(path))
-    finally:
-        os.close(fd)
+class regular_file:
+    """Open a regular file for reading, in a ``with`` block. One that is open already is returned.
+    Raises OSError, also for a folder, a pipe or a device."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path, self._fd = path, -1
+
+    def __enter__(self) -> RegularFile:
+        path = self._path
+        if isinstance(path, RegularFile):
+            return path
+        # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = file_status(self._fd, path)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "Not a regular file", os.fsdecode(path))
+            return RegularFile(self._fd, status, os.fsdecode(path))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def file_status(fd: int, path: str | bytes | os.PathLike[Any]) -> os.stat_result:

@@ -26,6 +26,7 @@ import ags1
 from ags1 import KeyMetadata, layout
 from ags1.engine import bulk
 from ags1.host import atomic, private_file
+from ags1.host._paths import real_path
 from ags1.host.atomic import AtomicFile
 
 MIB = 1 << 20
@@ -432,6 +433,20 @@ def test_a_dangling_link_is_no_free_name(
         with pytest.raises(FileExistsError):
             ags1.open(tmp_path / "link", "xb")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_path_of_a_target_is_python_s_realpath(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("folder/inner")
+    monkeypatch.chdir(tmp_path)
+    names = ["x", "./x", "link/x", "link/../x", "folder//x", "/x", f"{tmp_path}/link/\udcff"]
+    for name in map(os.fsencode, names):
+        assert real_path(name) == os.path.realpath(name)
+    assert real_path(b"nowhere/x") is None
+    with pytest.raises(ValueError, match="null byte"):
+        real_path(b"a\0/x")
 
 
 def test_durable_syncs_the_file_before_its_name_and_then_the_folder(

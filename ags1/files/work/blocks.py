@@ -45,8 +45,6 @@ def seal(
     )
     header = b"" if blocks.start else layout.build_header(BLOCK_SIZE)
     if source.fd >= 0 and output.fd >= 0:
-        if header:
-            os.pwrite(output.fd, header, 0)
         text_size = geometry.text_size(blocks.start, len(blocks))
         with contextlib.closing(Pump(source.fd, output.fd)) as pump:
             try:
