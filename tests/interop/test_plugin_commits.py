@@ -46,8 +46,8 @@ def either_java(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
-@pytest.mark.parametrize("step", ["list", "metadata", "transaction"])
-def test_another_thread_reads_the_table_during_a_commit(
+@pytest.mark.parametrize("step", ["begin", "replace", "list", "metadata", "transaction"])
+def test_another_client_and_another_thread_meet_a_commit(
     either_java: Java, tmp_path: Path, step: str, has_keys: bool
 ) -> None:
     catalog = {

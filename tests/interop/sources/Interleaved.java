@@ -15,11 +15,17 @@ import java.util.Properties;
 import java.util.logging.Logger;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.iceberg.CatalogProperties;
+import org.apache.iceberg.HasTableOperations;
 import org.apache.iceberg.Schema;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.Table;
+import org.apache.iceberg.TableMetadata;
+import org.apache.iceberg.TableOperations;
+import org.apache.iceberg.Transaction;
+import org.apache.iceberg.Transactions;
 import org.apache.iceberg.catalog.Namespace;
 import org.apache.iceberg.catalog.TableIdentifier;
+import org.apache.iceberg.exceptions.CommitFailedException;
 import org.apache.iceberg.hadoop.HadoopFileIO;
 import org.apache.iceberg.io.InputFile;
 import org.apache.iceberg.io.OutputFile;
@@ -30,7 +36,9 @@ import org.apache.iceberg.types.Types;
 /**
  * Stops a commit at a step, where another client commits and then another thread reads the table
  * again through the same object. The steps are {@code list} and {@code metadata}, when the commit
- * creates these files, and {@code transaction}, after Iceberg's checks and before the UPDATE.
+ * creates these files, and {@code transaction}, after Iceberg's checks and before the UPDATE. In the
+ * step {@code begin}, the commit is that of a property, whose transaction asks for the table's version
+ * twice. In the step {@code replace}, the table is replaced, and after a refusal something is appended.
  */
 public final class Interleaved extends HadoopFileIO {
   private static final String PREFIX = "jdbc:stopped:";
@@ -64,11 +72,27 @@ public final class Interleaved extends HadoopFileIO {
               append(other.loadTable(NAME), "other");
               refreshInAnotherThread(shared);
             };
-        append(shared, "stopped");
+        if (step.equals("begin")) {
+          setProperty(shared, "stopped");
+        } else if (step.equals("replace")) {
+          Transaction replacing = catalog.buildTable(NAME, schema).replaceTransaction();
+          reached("replace");
+          try {
+            replacing.commitTransaction();
+          } catch (CommitFailedException refused) {
+            append(shared, "stopped");
+          }
+        } else {
+          append(shared, "stopped");
+        }
       }
       List<String> marks = new ArrayList<>();
-      for (Snapshot snapshot : other.loadTable(NAME).snapshots()) {
+      Table after = other.loadTable(NAME);
+      for (Snapshot snapshot : after.snapshots()) {
         marks.add(snapshot.summary().get("mark"));
+      }
+      if (after.properties().containsKey("mark")) {
+        marks.add(after.properties().get("mark"));
       }
       return marks;
     } finally {
@@ -87,6 +111,21 @@ public final class Interleaved extends HadoopFileIO {
 
   private static void append(Table table, String mark) {
     table.newFastAppend().set("mark", mark).commit();
+  }
+
+  private static void setProperty(Table table, String mark) {
+    TableOperations operations =
+        new DelegatingOperations(((HasTableOperations) table).operations()) {
+          @Override
+          public TableMetadata refresh() {
+            TableMetadata found = super.refresh();
+            reached("begin");
+            return found;
+          }
+        };
+    Transaction transaction = Transactions.newTransaction("t", operations);
+    transaction.updateProperties().set("mark", mark).commit();
+    transaction.commitTransaction();
   }
 
   /** The other thread may have to wait for this one: then that is how it is. */

@@ -25,6 +25,8 @@ import org.apache.iceberg.PartitionSpec;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.SnapshotChanges;
 import org.apache.iceberg.TableMetadata;
+import org.apache.iceberg.TableMetadata.MetadataLogEntry;
+import org.apache.iceberg.TableMetadataParser;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.TableProperties;
 import org.apache.iceberg.encryption.EncryptedKey;
@@ -32,6 +34,7 @@ import org.apache.iceberg.encryption.EncryptingFileIO;
 import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.encryption.EncryptionUtil;
 import org.apache.iceberg.encryption.PlaintextEncryptionManager;
+import org.apache.iceberg.exceptions.CommitFailedException;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.LocationProvider;
 
@@ -59,6 +62,7 @@ final class EncryptedOperations extends DelegatingOperations {
   private volatile State state;
   // What loads the version; null if the state has it.
   private volatile Supplier<TableMetadata> missing;
+  private volatile Again again = new Again(null, null);
 
   /**
    * {@code isCommitted} is false for a table that is about to be created. {@code made} are the keys
@@ -79,6 +83,9 @@ final class EncryptedOperations extends DelegatingOperations {
       return keys;
     }
   }
+
+  /** A version as {@code inner} has it, and the equal object that is given out in its place. */
+  private record Again(TableMetadata loaded, TableMetadata given) {}
 
   EncryptedOperations(TableOperations inner, CatalogRules rules) {
     super(inner);
@@ -109,6 +116,7 @@ final class EncryptedOperations extends DelegatingOperations {
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
+    checkFollows(base, metadata);
     boolean isEncrypted = checkKeyId(base, metadata);
     if (base == null && metadata.snapshots().isEmpty()) {
       begin(metadata); // the new table may be asked for its files before it is read again
@@ -118,7 +126,7 @@ final class EncryptedOperations extends DelegatingOperations {
     TableMetadata complete = isEncrypted && isWrittenHere ? withKeys(base, metadata) : metadata;
     synchronized (inner) {
       try {
-        inner.commit(base, complete);
+        inner.commit(loaded(base), complete);
         missing = inner::current;
         written.forget();
       } catch (RuntimeException refused) {
@@ -150,7 +158,7 @@ final class EncryptedOperations extends DelegatingOperations {
   private TableMetadata load(Supplier<TableMetadata> loading) {
     synchronized (inner) {
       try {
-        TableMetadata found = loading.get();
+        TableMetadata found = given(loading.get());
         update(found);
         missing = null;
         return found;
@@ -158,6 +166,36 @@ final class EncryptedOperations extends DelegatingOperations {
         missing = inner::refresh; // Hive's operations would give out what they have just refused
         throw refused;
       }
+    }
+  }
+
+  private TableMetadata given(TableMetadata loaded) {
+    return loaded == again.loaded() ? again.given() : loaded;
+  }
+
+  private TableMetadata loaded(TableMetadata given) {
+    return given == again.given() ? again.loaded() : given;
+  }
+
+  /**
+   * Refuses metadata that was made from another version than the one that it is to replace.
+   * Iceberg's transactions ask twice for the version when they begin, and another thread may commit
+   * in between. Then that commit would be lost. The next attempt gets the version as another object,
+   * so that the transaction applies its changes to it.
+   */
+  private void checkFollows(TableMetadata base, TableMetadata metadata) {
+    if (base == null || base.metadataFileLocation() == null || metadata.metadataFileLocation() != null) {
+      return;
+    }
+    List<MetadataLogEntry> log = metadata.previousFiles();
+    if (log.isEmpty() || !log.get(log.size() - 1).file().equals(base.metadataFileLocation())) {
+      synchronized (inner) {
+        String json = TableMetadataParser.toJson(base);
+        TableMetadata copy = TableMetadataParser.fromJson(base.metadataFileLocation(), json);
+        again = new Again(loaded(base), copy);
+        missing = inner::refresh;
+      }
+      throw new CommitFailedException("the table has changed since this commit was begun");
     }
   }
 
