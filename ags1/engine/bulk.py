@@ -1,4 +1,5 @@
-"""Whole files: ``encrypt_file``, ``decrypt_file``, ``verify_file``.
+"""Whole files: ``encrypt_file``, ``decrypt_file``, ``verify_file``. Room for a large target is set
+aside on the disk first.
 
 A file is divided into contiguous ranges of blocks, one for each thread. A thread works from
 descriptor to descriptor without the GIL (``_pump``). The calling thread waits, reports progress and

@@ -1,4 +1,5 @@
-"""The CPUs: how many this process may use, and which of their features AES-GCM uses."""
+"""The CPUs: how many this process may use, in a container too, and which of their features AES-GCM
+uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A task's worker process: the task's context, and what makes the next task start sooner."""
+"""A task's worker process: the task's context, and what makes the next task start sooner, such as
+less garbage to look for."""
 
 from __future__ import annotations
 
