@@ -1,5 +1,5 @@
-"""Unwrapped KEKs, kept for an hour (also of a machine that sleeps) so that the KMS is asked once for
-each.
+"""Unwrapped KEKs, kept for an hour (also of a machine that sleeps) so that the KMS is asked once
+for each.
 
 The hour is that of Java's ``StandardEncryptionManager``. A key that was revoked in the KMS is
 therefore still usable for up to an hour. Other than in Java, the number of KEKs is bounded. An

@@ -1,3 +1,1 @@
-"""Which files a job does, and how their work is cut into tasks. ``staging.places`` lists folders and
-buckets.
-"""
+"""Which files a job does, and how their work is cut into tasks."""

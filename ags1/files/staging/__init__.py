@@ -1,1 +1,1 @@
-"""The files of a job: found, staged and given their names. Begin with ``places`` and ``protocol``."""
+"""The files of a job: found, staged, given their names. Begin with ``places`` and ``protocol``."""

@@ -1,3 +1,3 @@
-"""Where bytes lie: a folder, or a file system of fsspec, such as a bucket. Independent of what files
-hold, of keys, and of jobs.
+"""Where bytes lie: a folder, or a file system of fsspec, such as a bucket. Independent of what
+files hold, of keys, and of jobs.
 """

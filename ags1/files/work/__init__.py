@@ -1,1 +1,1 @@
-"""One file, or a range of its blocks: bytes in, bytes out. Works are pickled, and know no ledger."""
+"""One file, or a range of its blocks: bytes in, bytes out. Works are pickled and know no ledger."""

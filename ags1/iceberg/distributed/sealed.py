@@ -1,5 +1,5 @@
-"""The keys of files, sent to other processes wrapped under a key of the job, and a table's metadata,
-sent without its history.
+"""The keys of files, sent to other processes wrapped under a key of the job, and a table's
+metadata, sent without its history.
 
 The KMS unwraps the job's key, or the KEK above it, in each process. Independent of what the
 processes do with the files.
