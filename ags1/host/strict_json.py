@@ -23,7 +23,7 @@ Pairs = list[tuple[str, Any]]
 _LONGEST_NAME = 100
 _INTEGERS = range(-(1 << 63), 1 << 63)
 _MOST_KEPT = 64 << 10
-_MOST_SHARED, _MOST_SHARED_TEXT = 8 << 10, 16 << 20
+_MOST_SHARED, _MOST_SHARED_TEXT = 8 << 10, 8 << 20
 _T = TypeVar("_T")
 
 
@@ -121,7 +121,7 @@ def _may_be_shared(text: bytes) -> bool:
 
 class SharingParser:
     """Parses JSON, and the objects of the lists with ``names`` once for each text: they become
-    SharedObjects. It keeps those of 16 MiB of text. An object is not shared if its text is longer
+    SharedObjects. It keeps those of 8 MiB of text. An object is not shared if its text is longer
     than 8 KiB, or has a bracket, because it may have a list, which can be changed."""
 
     def __init__(self, *names: str) -> None:
