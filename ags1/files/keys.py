@@ -53,9 +53,6 @@ class KmsConfig:
         )
 
 
-# The KEK wraps keys by AES-GCM and is never used with this text there.
-_HMAC_PURPOSE = b"ags1 ledger plaintext hmac sha256"
-
 # One KMS client and its KEKs for each configuration.
 _caches: OncePerProcess[dict[tuple[tuple[str, str], ...], KekCache]] = OncePerProcess(dict)
 
@@ -109,11 +106,6 @@ class FileKeys:
                 "put back"
             )
         return sidecar.open(self.unwrap_kek, keys[0])
-
-    def hmac_key(self) -> bytes:
-        """Return the key for HMACs of plaintexts. It is derived from the job's KEK as HMAC-SHA-256
-        of a fixed text. Raises KmsError."""
-        return self._kek().derived_key(_HMAC_PURPOSE)
 
     def check(self, documents: Iterable[str]) -> None:
         """Check that the KEK of one of these wrapped keys, at least, can be unwrapped; that is one

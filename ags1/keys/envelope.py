@@ -233,11 +233,6 @@ class KeyEncryptionKey(Secret):
             raise ValueError("a purpose cannot begin with a digit: it follows the timestamp")
         return self._aad + purpose
 
-    def derived_key(self, purpose: bytes) -> bytes:
-        """Return 32 bytes for another use than wrapping keys: HMAC-SHA-256 of ``purpose`` under the
-        KEK. They reveal nothing about the KEK."""
-        return hmac.digest(self._key, purpose, "sha256")
-
     @discreet
     def rewrap(
         self, kms: KmsClient, master_key_id: str, entry: EncryptedKey | None = None

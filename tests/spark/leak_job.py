@@ -53,13 +53,7 @@ def bulk(spark: Any, folder: Path, keyring: str) -> list[str]:
     kms = jobs.KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
     ledger, sealed = folder / "ledger", folder / "bulk"
     encrypted = jobs.encrypt_files(
-        spark,
-        folder / "plain",
-        sealed,
-        ledger=ledger,
-        kms=kms,
-        key_id="default",
-        plaintext_hmac=True,
+        spark, folder / "plain", sealed, ledger=ledger, kms=kms, key_id="default"
     )
     damaged = sealed / "damaged.txt.ags1"
     damaged.write_bytes(damaged.read_bytes()[:-1])

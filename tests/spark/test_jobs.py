@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hmac
 import json
 import logging
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +41,7 @@ from ags1.files.staging.places import find
 from ags1.files.staging.protocol import Attempt, Staging
 from ags1.files.work import tasks as work
 from ags1.files.work.tasks import Decrypting, Encrypting, Result, Verifying
-from ags1.keys import Keychain, Sidecar
+from ags1.keys import Keychain
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
 from ags1.spark import jobs
@@ -652,11 +650,10 @@ class Cut:
             for piece in cutting.ranges(item, MIB)
         ]
 
-    def result(self, number: int | None, attempt: str = "a") -> Result:
-        """Return what comes of a range, or (None) of the piece that makes the HMAC."""
-        piece = self.whole._replace(digests=True) if number is None else self.cut[number]
-        task_work = Encrypting(self.keys, "ab", False, True)
-        return task_work._result(piece, Attempt("ab", f"{attempt}{number}", 0))
+    def result(self, number: int, attempt: str = "a") -> Result:
+        """Return what comes of a range."""
+        task_work = Encrypting(self.keys, "ab", False)
+        return task_work._result(self.cut[number], Attempt("ab", f"{attempt}{number}", 0))
 
 
 def test_a_cut_source_is_exchanged_for_one_of_the_same_time(tmp_path: Path, kms: KmsConfig) -> None:
@@ -750,15 +747,6 @@ def test_an_open_source_is_changed_back_in_time(tmp_path: Path) -> None:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         with pytest.raises(ags1.Ags1Error, match=work.CHANGED):
             source.check_unchanged()
-
-
-def test_an_hmac_is_of_what_the_ranges_encrypt(tmp_path: Path, kms: KmsConfig) -> None:
-    file = Cut(tmp_path, kms)
-    digest = file.result(None).plaintext_hmac
-    assert digest == hmac.digest(file.keys.hmac_key(), b"A" * 3 * MIB, "sha256")
-    file.path.write_bytes(b"B" * 3 * MIB)
-    found = file.result(None)
-    assert (found.error, found.plaintext_hmac) == (work.CHANGED, None)
 
 
 def test_a_cut_file_that_is_encrypted_already_is_passed_over(
@@ -893,30 +881,6 @@ def test_an_interrupt_between_key_and_name(
         folders.encrypt()
     monkeypatch.undo()
     assert folders.encrypt().unchanged == 1
-    folders.check()
-
-
-@pytest.mark.usefixtures("small_tasks")
-def test_the_plaintexts_hmacs(folders: Folders) -> None:
-    folders.write(empty=0, small=1000, whole=2 * MIB + 5, cut=9 * MIB + 5)
-    (folders.source / "equal").write_bytes((folders.source / "small").read_bytes())
-    assert folders.encrypt().done == 5
-    assert all(row.plaintext_hmac is None for row in folders.rows())
-    assert folders.encrypt(folders.source / "equal", overwrite=True).unchanged == 1
-    shutil.rmtree(folders.target)
-    assert folders.encrypt(plaintext_hmac=True).done == 5
-    rows = folders.done()
-    for name, row in rows.items():
-        assert row.key_metadata is not None
-        kek = Sidecar.from_bytes(row.key_metadata.encode()).kek_entries[0]
-        key = FileKeys(folders.kms, kek).hmac_key()
-        plaintext = (folders.source / name).read_bytes()
-        assert row.plaintext_hmac == hmac.digest(key, plaintext, "sha256")
-    assert rows["equal"].plaintext_hmac == rows["small"].plaintext_hmac
-    folders.write(more=1)
-    (folders.source / "more").write_bytes((folders.source / "small").read_bytes())
-    folders.encrypt(plaintext_hmac=True)  # under another run's KEK
-    assert folders.done()["more"].plaintext_hmac != rows["small"].plaintext_hmac
     folders.check()
 
 
@@ -1097,10 +1061,9 @@ class TestCommands:
 
     def test_all_of_them(self, folders: Folders, run: Any) -> None:
         folders.write(a_x=1000, b=2000)
-        code, [summary], _ = run("encrypt", folders.source, folders.target, "--hmac")
+        code, [summary], _ = run("encrypt", folders.source, folders.target)
         assert (code, summary["ok"], summary["done"], summary["size"]) == (0, True, 2, 3000)
         folders.check()
-        assert all(row.plaintext_hmac for row in folders.rows())
         code, [summary], _ = run("encrypt", folders.source, folders.target, "--no-fsync")
         assert (code, summary["unchanged"]) == (0, 2)
         assert run("verify")[0] == 0

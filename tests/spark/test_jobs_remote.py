@@ -240,10 +240,9 @@ def places(
 def test_a_tree_comes_back(places: Places, source: str, target: str, back: str) -> None:
     plain = places.write(source, "in", a_empty=0, a_small=1000, b_c_more=2 * MIB + 1, b_cut=BIG)
     where = places.url(source, "in"), places.url(target, "sealed")
-    done = places.encrypt(*where, plaintext_hmac=True)
+    done = places.encrypt(*where)
     assert (done.done, done.failed, done.size) == (4, 0, sum(map(len, plain.values())))
     places.check(target, plain)
-    assert all(row.plaintext_hmac for row in places.rows())
     again = places.encrypt(*where)
     assert (again.done, again.unchanged) == (0, 4)
     assert places.verify().done == places.verify(where[1]).done == 4
@@ -280,7 +279,7 @@ def test_a_large_file_is_many_tasks_and_parts(places: Places, tasks: list[Any]) 
 def test_a_file_of_no_version_is_one_task_s(places: Places, tasks: list[Any], target: str) -> None:
     plain = places.write("local", "in", big=BIG)
     where = places.url("bare", "in"), places.url(target, "sealed")
-    assert places.encrypt(*where, plaintext_hmac=True).done == 1
+    assert places.encrypt(*where).done == 1
     assert [piece.block_count for [piece] in tasks] == [0]
     assert [row.source_version for row in places.rows()] == [""]
     places.check(target, plain)

@@ -100,7 +100,7 @@ def keys_of_files(folder: Path, keychain: Keychain, kms: LocalKms) -> list[bytes
 
 
 def keys_of_ledger(folder: Path, keyring: Path) -> list[bytes]:
-    """The keys of the files that a job encrypted, its KEK, and the key of its HMACs."""
+    """The keys of the files that a job encrypted, and its KEK."""
     config = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})
     keys = FileKeys.for_opening(config)
     found: dict[bytes, None] = {}
@@ -109,7 +109,5 @@ def keys_of_ledger(folder: Path, keyring: Path) -> list[bytes]:
             assert row.key_metadata is not None
             found[keys.unwrap(row.key_metadata).encryption_key] = None
             for entry in Sidecar.from_bytes(row.key_metadata.encode()).kek_entries:
-                kek = keys.unwrap_kek(entry)
-                found[kek_bytes(kek)] = None
-                found[FileKeys(config, entry).hmac_key()] = None
+                found[kek_bytes(keys.unwrap_kek(entry))] = None
     return list(found)

@@ -50,7 +50,7 @@ from ags1.files.ledger import (
     Row,
     open_ledger,
 )
-from ags1.files.ledger.copying import ParquetRows, copy_rows
+from ags1.files.ledger.copying import ParquetRows, copy_rows, export_rows
 from ags1.files.ledger.lookup import LedgerSidecars
 from ags1.files.ledger.rows import rows_to_table
 from ags1.files.ledger.store import Store
@@ -91,7 +91,6 @@ def row(target: Path, *, attempt: str | None = None, status: str = DONE, **more:
         "key_metadata": "{}",
         "key_id": "k",
         "master_key_id": "default",
-        "plaintext_hmac": None,
         "attempt": attempt,
         "replaces": False,
         "job_id": JOB,
@@ -1321,6 +1320,38 @@ def test_the_rows_of_a_table_that_was_a_ledger(tmp_path: Path) -> None:
     pq.write_table(wide.drop_columns("batch"), path)
     with pytest.raises(FormatError, match="does not have the columns"):
         next(ParquetRows(path).batches())
+
+
+def with_hmacs(path: Path) -> None:
+    """Give a Parquet file of rows the column that 0.2.0 had."""
+    table = pq.read_table(path)
+    hmacs = pa.array([bytes(32)] * table.num_rows, pa.binary())
+    at = table.column_names.index("attempt")
+    pq.write_table(table.add_column(at, "plaintext_hmac", hmacs), path)
+
+
+def test_ledgers_with_a_column_of_0_2_0(tmp_path: Path) -> None:
+    """They are read, merged with new ones, exported and imported, and the column goes."""
+    folder, exported = tmp_path / "ledger", tmp_path / "rows.parquet"
+    rows = [row(tmp_path / name, finished_ms=at) for at, name in enumerate("abc")]
+    with open_ledger(folder, writing=True) as ledger:
+        for one in rows[:2]:
+            ledger.settle(ledger.prepare([one]), [one])
+        packs = list(folder.glob("pack-*"))
+        for path in packs:
+            with_hmacs(path)
+        ledger.settle(ledger.prepare(rows[2:]), rows[2:])
+        assert (len(packs), ledger.rows()) == (2, rows)
+        export_rows(ledger, str(exported))
+        assert ledger.compact() == (3, 1)
+        assert ledger.rows() == rows
+    [merged] = folder.glob("pack-*")
+    for path in (exported, merged):
+        assert "plaintext_hmac" not in pq.read_schema(path).names
+    with_hmacs(exported)
+    with open_ledger(tmp_path / "copy", writing=True) as copy:
+        assert copy_rows(ParquetRows(str(exported)), copy).rows == 3
+        assert copy.rows() == rows
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,6 @@ def spark() -> None:
 @options.new_key
 @options.kms
 @flag(
-    "--hmac",
-    "plaintext_hmac",
-    help="Store an HMAC-SHA-256 of each plaintext in the ledger, under a key derived from the "
-    "run's key. Each file is then read twice.",
-)
-@flag(
     "--sidecars",
     help="Write a sidecar FILE.ags1.keys beside each file that is encrypted now, so that 'ags1 "
     "decrypt' opens it without the ledger.",
@@ -116,7 +110,6 @@ def encrypt(
     ledger: str,
     key: str | None,
     kms: KmsOptions,
-    plaintext_hmac: bool,
     sidecars: bool,
     force: bool,
     no_fsync: bool,
@@ -157,7 +150,6 @@ def encrypt(
         key_id=key_id,
         overwrite=force,
         durable=not no_fsync,
-        plaintext_hmac=plaintext_hmac,
         sidecars=sidecars,
     )
 

@@ -203,7 +203,7 @@ def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
             raise
         # The row keeps its key, so that no file is lost, whatever went wrong.
         row = row._replace(status=FAILED, error_kind=type(error).__name__, error=cause(error))
-        return row._replace(target_size=None, plaintext_hmac=None, attempt=None)
+        return row._replace(target_size=None, attempt=None)
     return row
 
 

@@ -156,7 +156,6 @@ class Report:
             result.wrapped,
             result.key_id,
             self.master_key_id if done else None,
-            result.plaintext_hmac,
             result.staged,
             item.replaces,
             self._job_id,

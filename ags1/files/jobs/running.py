@@ -181,13 +181,11 @@ class Job:
         kind: Callable[..., Work],
         make_keys: Callable[[], FileKeys],
         master_key_id: str | None,
-        *,
-        digests: bool = False,
     ) -> None:
-        """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. A job's
-        KEK is made when the ledger says that the job runs, so that no rewrapping misses it. The
-        runner is not needed before all is known that can be known without it. Raises OSError if
-        there is no room for more targets; then the files done so far stay done."""
+        """Do the work, wave after wave. A job's KEK is made when the ledger says that the job runs,
+        so that no rewrapping misses it. The runner is not needed before all is known that can be
+        known without it. Raises OSError if there is no room for more targets; then the files done
+        so far stay done."""
         report, summary = self._report, self.summary
         report.master_key_id = master_key_id
         report.total = sum(item.source_size for item in items)
@@ -205,7 +203,7 @@ class Job:
         failed_before = summary.failed
         tried = 0
         if items and not self._options.dry_run and not report.is_stopped:
-            work = kind(keys, self.id, self._options.durable, digests, root=self._root)
+            work = kind(keys, self.id, self._options.durable, root=self._root)
             tried = self._waves.run(items, work)
             if self._waves.replaced:
                 again = self.selection.looked_up_again(self._waves.replaced)

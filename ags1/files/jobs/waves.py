@@ -117,7 +117,7 @@ class Waves:
         file_cost = cutting.REMOTE_FILE_COST if remote else FILE_COST
         cost = task_cost(items, runner.cores, file_cost)
         pace = Pace(runner.cores)
-        cut = waves(items, pace, cost, file_cost, work.digests)
+        cut = waves(items, pace, cost, file_cost)
         tried = 0
 
         def prepared() -> Iterator[Wave]:
@@ -284,7 +284,6 @@ class Waves:
         wrong = next((result for result in results if result.error is not None), None)
         if wrong is not None or not self._writes:
             return wrong or results[0]
-        digest = next((r.plaintext_hmac for r in results if r.plaintext_hmac), None)
         staged = [(r.first_block, r.staged) for r in results if r.staged is not None]
         key_metadata = shared.key_metadata
         check = (
@@ -293,12 +292,12 @@ class Waves:
             else (lambda path: verify_file(path, key_metadata))
         )
         attempt = self._storage.gather(self._staging, item, shared.staged, staged, check)
-        result = max(results, key=lambda result: result.first_block)
+        result = results[0]
         if shared.wrapped is not None:
             nonce = next((r.nonce for r in results if r.nonce is not None), None)
             wrapped = Sidecar.from_bytes(shared.wrapped.encode()).with_nonce(nonce).to_dict()
             result = result._replace(wrapped=as_text(wrapped), key_id=shared.key_id)
-        return result._replace(staged=attempt, plaintext_hmac=digest)
+        return result._replace(staged=attempt)
 
     def commit(self, rows: list[Row]) -> None:
         """Give the files of the rows their names, and settle the rows in the ledger."""

@@ -32,10 +32,9 @@ class Row(NamedTuple):
     ``error_kind`` is the exception's name. ``attempt`` tells the storage what was written: for a
     local file its path from the target's folder, a tab, its inode and time; for S3 JSON of the
     upload and its parts; otherwise a URL. ``replaces``: the target may replace an older one.
-    ``plaintext_hmac``, if it was asked for, is HMAC-SHA-256 under a key derived from the KEK
-    (``FileKeys.hmac_key``): a plain hash would tell which files are equal. A failed row has its
-    key if its file may exist all the same. ``nonce`` is the first nonce of the encrypted file, in
-    hex, and ``retires`` has those of the contents that it replaced, with spaces between.
+    A failed row has its key if its file may exist all the same. ``nonce`` is the first nonce of the
+    encrypted file, in hex, and ``retires`` has those of the contents that it replaced, with spaces
+    between.
     """
 
     operation: str
@@ -51,7 +50,6 @@ class Row(NamedTuple):
     key_metadata: str | None
     key_id: str | None
     master_key_id: str | None
-    plaintext_hmac: bytes | None
     attempt: str | None
     replaces: bool
     job_id: str
@@ -98,7 +96,6 @@ def encrypted_row(
         key_metadata=document,
         key_id=sidecar.key_id,
         master_key_id=sidecar.kek_entry(sidecar.file_keys[0]).encrypted_by_id,
-        plaintext_hmac=None,
         attempt=attempt,
         replaces=False,
         job_id=job_id,
@@ -110,7 +107,6 @@ def encrypted_row(
 _TYPES: dict[str, pa.DataType] = {
     "source_size": pa.int64(),
     "target_size": pa.int64(),
-    "plaintext_hmac": pa.binary(),
     "replaces": pa.bool_(),
     "finished_ms": pa.int64(),
 }

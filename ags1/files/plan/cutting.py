@@ -67,15 +67,10 @@ class Pace:
 
 
 def waves(
-    items: Collection[Item],
-    pace: Pace,
-    cost: int,
-    file_cost: int = FILE_COST,
-    digests: bool = False,
+    items: Collection[Item], pace: Pace, cost: int, file_cost: int = FILE_COST
 ) -> Iterator[Wave]:
-    """Cut the work into waves of tasks of about ``cost`` bytes each, large files first.
-    ``digests``: one more task reads all of a file that is cut, for its HMAC. The files of a wave
-    are not cut before it is asked for: ``pace`` may change until then."""
+    """Cut the work into waves of tasks of about ``cost`` bytes each, large files first. The files
+    of a wave are not cut before it is asked for: ``pace`` may change until then."""
     tasks: list[Task] = []
     taken: list[Item] = []
     task: Task = []
@@ -89,8 +84,6 @@ def waves(
 
     # Read twice, because a list of a million items is hundreds of megabytes.
     for item in filter(is_large, items):
-        if digests:
-            tasks.append([whole(item)._replace(digests=True)])
         tasks += ([piece] for piece in ranges(item, cost))
         taken.append(item)
         if pace.is_enough(len(tasks), len(taken)):

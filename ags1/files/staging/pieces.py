@@ -31,9 +31,8 @@ class Item(NamedTuple):
 class Piece(NamedTuple):
     """The part of one file that one task does: all of it or, if ``block_count`` is not 0, that many
     blocks from ``first_block`` on. ``shared`` is what all attempts at the file use together (see
-    ``JobStorage.stage``). ``digests``: only compute the HMAC of a file that is cut.
-    ``source_identity`` tells a local file that is cut from others of the same size and time
-    (``ags1.files.work.tasks.file_identity``)."""
+    ``JobStorage.stage``). ``source_identity`` tells a local file that is cut from others of the
+    same size and time (``ags1.files.work.tasks.file_identity``)."""
 
     number: int
     source: str
@@ -45,14 +44,11 @@ class Piece(NamedTuple):
     first_block: int = 0
     block_count: int = 0
     unit: int = 1
-    digests: bool = False
     source_identity: str = ""
 
     @property
     def cost(self) -> int:
         """The bytes that this piece adds to the progress."""
-        if self.digests:
-            return 0
         if not self.block_count:
             return self.source_size
         return min(self.block_count * BLOCK_SIZE, self.source_size)

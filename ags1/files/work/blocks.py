@@ -94,13 +94,6 @@ def open_blocks(
             output.write(buffer[:size])
 
 
-def texts_of(source: Source) -> Iterator[bytes]:
-    """Yield all bytes of a source, a few MiB at a time. Raises Ags1Error if it ends early."""
-    size = RUN_BLOCKS * BLOCK_SIZE
-    ranges = ((begin, min(size, source.size - begin)) for begin in range(0, source.size, size))
-    return _read(source, ranges, Ags1Error(CHANGED))
-
-
 def _runs(blocks: range, run: int) -> list[tuple[int, int]]:
     """Return the first block and the length of each run."""
     length = run if run > 1 else RUN_BLOCKS

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hmac
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
@@ -30,7 +29,7 @@ from ..staging import local_files, marks
 from ..staging.pieces import BLOCK_SIZE, Item, Piece, target_offset
 from ..staging.places import open_storage
 from ..staging.protocol import CHANGED, Attempt, JobEndedError, Output, Source
-from .blocks import open_blocks, seal, texts_of
+from .blocks import open_blocks, seal
 
 EXPECTED = (Ags1Error, OSError, MemoryError)
 ALREADY_ENCRYPTED = "is encrypted already"
@@ -58,7 +57,6 @@ class Result(NamedTuple):
     wrapped: str | None = None
     key_id: str | None = None
     nonce: bytes | None = None
-    plaintext_hmac: bytes | None = None
     error_kind: str | None = None
     error: str | None = None
     errno: int = 0
@@ -66,14 +64,12 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The function that a ``Runner`` calls with tasks; picklable. ``digests``: compute HMACs of the
-    plaintexts. ``first_attempt`` is how often these pieces were tried before. ``root`` is the
-    folder that has the job's mark."""
+    """The function that a ``Runner`` calls with tasks; picklable. ``first_attempt`` is how often
+    these pieces were tried before. ``root`` is the folder that has the job's mark."""
 
     keys: FileKeys
     job_id: str
     durable: bool
-    digests: bool = False
     first_attempt: int = 0
     root: str | None = None
 
@@ -168,28 +164,22 @@ class Encrypting(Work):
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         with self.source(piece) as source:
-            if not piece.digests and not piece.block_count:
+            if not piece.block_count:
                 return self._whole(piece, attempt, source)
-            # The key and the HMAC belong to the content that the file had when it was cut.
+            # The key belongs to the content that the file had when it was cut.
             facts = (source.size, source.version, file_identity(source))
             if facts != (piece.source_size, piece.source_version, piece.source_identity):
                 raise Ags1Error(CHANGED)
-            if not piece.digests:
-                return self._range(piece, attempt, source)
-            result = Result(piece.number, -1, source.size, source.version)
-            return result._replace(plaintext_hmac=self._hmac(source))
+            return self._range(piece, attempt, source)
 
     def _whole(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
         size = source.size
-        digest = None
         if size <= _SMALL:
             data = source.read(0, size + (source.fd >= 0))
             if len(data) != size:
                 raise Ags1Error(CHANGED)
             if data[:4] == layout.MAGIC:
                 return _skipped(piece, source)
-            if self.digests:
-                digest = hmac.digest(self.keys.hmac_key(), data, "sha256")
             sealed, key_metadata = oneshot.encrypt(data, key_size=FILE_KEY_SIZE)
             with self.output(piece, attempt, source) as out:
                 source.check_unchanged()
@@ -204,21 +194,13 @@ class Encrypting(Work):
             with self.output(piece, attempt, source) as out:
                 blocks = range(geometry.block_count)
                 nonce = seal(source, out, key_metadata, geometry, blocks, piece.unit)
-                digest = self._hmac(source) if self.digests else None
                 source.check_unchanged()
             key_metadata = key_metadata.with_file_length(geometry.encrypted_size)
         assert key_metadata.file_length is not None
         document = self.keys.wrap(key_metadata, nonce)
         return _done(piece, source, out.staged, key_metadata.file_length)._replace(
-            wrapped=as_text(document), key_id=document["key-id"], plaintext_hmac=digest
+            wrapped=as_text(document), key_id=document["key-id"]
         )
-
-    def _hmac(self, source: Source) -> bytes:
-        digest = hmac.new(self.keys.hmac_key(), digestmod="sha256")
-        for data in texts_of(source):
-            digest.update(data)
-        source.check_unchanged()
-        return digest.digest()
 
     def _range(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
         if not piece.first_block and source.read(0, len(layout.MAGIC)) == layout.MAGIC:

@@ -51,7 +51,6 @@ def encrypt_files(
     key_id: str,
     overwrite: bool = False,
     durable: bool = True,
-    plaintext_hmac: bool = False,
     sidecars: bool = False,
     cores: int | None = None,
     progress: Progress | None = None,
@@ -67,10 +66,9 @@ def encrypt_files(
     changed, it is encrypted again with a new key and replaces the older target. Files that are
     encrypted already are skipped. ``key_id`` is the master key; the driver and each
     executor process call the KMS once. ``overwrite`` replaces targets that the ledger does not
-    know; ``durable`` syncs files before the ledger has them as done. ``plaintext_hmac`` stores an
-    HMAC of each plaintext, for which it is read a second time. ``sidecars`` writes a sidecar
-    ``FILE.ags1.keys`` beside each file that is encrypted now, when the ledger has its key; files
-    that are done already get none. ``cores`` are the cluster's, by default what Spark says.
+    know; ``durable`` syncs files before the ledger has them as done. ``sidecars`` writes a
+    sidecar ``FILE.ags1.keys`` beside each file that is encrypted now, when the ledger has its key;
+    files that are done already get none. ``cores`` are the cluster's, by default what Spark says.
     ``progress(done, total)`` is called with bytes of sources.
     ``include`` and ``exclude`` are patterns as in ``.gitignore``: only files that match one of the
     first, if there are any, and none that match one of the second (``ags1.files.plan.patterns``).
@@ -101,7 +99,7 @@ def encrypt_files(
         files = job.selection.listed(paths)
         wanted = (Wanted(file, file.relative_path, file.size, None) for file in files)
         items = job.selection.items(wanted, len(files), suffix=SUFFIX, overwrite=overwrite)
-        job.run(items, Encrypting, make_keys, key_id, digests=plaintext_hmac)
+        job.run(items, Encrypting, make_keys, key_id)
     return job.summary
 
 
