@@ -183,8 +183,10 @@ class Selection:
         items = Packed(Item._make)
         for file, name, size, wrapped in wanted:
             target = os.path.join(self._root, name + suffix)
-            row = known.as_it_was(target)
-            if self._is_to_do(file, target, row, overwrite=overwrite):
+            row, is_again = known.visit(target)
+            if row is None:
+                is_again = self._targets.put(target, b"\1") is not None
+            if self._is_to_do(file, target, row, is_again, overwrite=overwrite):
                 source = file.path, target, name, file.size, file.version
                 replaces = overwrite or row is not None
                 unit = self._storage.unit(size)
@@ -193,15 +195,15 @@ class Selection:
         return items
 
     def _is_to_do(
-        self, file: SourceFile, target: str, row: bytes | None, *, overwrite: bool
+        self, file: SourceFile, target: str, row: bytes | None, is_again: bool, *, overwrite: bool
     ) -> bool:
         """Return whether a file has to be done. ``row`` tells what the ledger has of its target
-        (``_Contents``)."""
+        (``_Contents``), and ``is_again`` that another source had the same target."""
         if not self._storage.holds(self._root, target):
             message = f"its target would be outside the folder {self._root}: rename the source"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
-        if self._targets.put(target, b"\1") is not None:
+        if is_again:
             message = f"another source has the same target, {target}: name a folder above both"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
@@ -337,14 +339,15 @@ class _Contents:
     nothing tells which one it has: it is done again, and replaces both."""
 
     def __init__(self) -> None:
-        self._known = DigestMap(_FACTS + layout.NONCE_SIZE)
+        # Facts, nonce, and 1 if somebody asked for them.
+        self._known = DigestMap(_FACTS + layout.NONCE_SIZE + 1)
         self.several: dict[str, set[str]] = {}
 
     def __setitem__(self, target: str, row: Row) -> None:
         facts = _digest(row.source, row.source_size, row.source_version, row.target_size)
-        before = self._known.put(target, facts + _nonce(row))
+        before = self._known.put(target, facts + _nonce(row) + b"\0")
         if before is not None and row.nonce:
-            others = self.several.pop(target, None) or {before[_FACTS:].hex()}
+            others = self.several.pop(target, None) or {before[_FACTS:-1].hex()}
             others -= {*(row.retires or "").split(), row.nonce, _NO_NONCE}
             if others:
                 self.several[target] = {*others, row.nonce}
@@ -353,15 +356,18 @@ class _Contents:
         self.several.pop(target, default)
         self._known.pop(target, default)
 
-    def as_it_was(self, target: str) -> bytes | None:
-        """Return the digest of what must still be so; None if the target is not done."""
-        known = self._known.get(target)
-        return _UNCERTAIN if target in self.several else known and known[:_FACTS]
+    def visit(self, target: str) -> tuple[bytes | None, bool]:
+        """Return the digest of what must still be so, None if the target is not done; and whether
+        somebody asked before."""
+        known = self._known.visit(target)
+        if known is None:
+            return None, False
+        return _UNCERTAIN if target in self.several else known[:_FACTS], known[-1] == 1
 
     def nonces(self, target: str) -> str:
         """Return the first nonces of what a target may be, with spaces between."""
         known = self._known.get(target)
-        one = {known[_FACTS:].hex()} if known is not None else set()
+        one = {known[_FACTS:-1].hex()} if known is not None else set()
         return " ".join(sorted(self.several.get(target, one) - {_NO_NONCE}))
 
 

@@ -212,6 +212,16 @@ class DigestMap:
         value = bytes(self._slots[begin + _KEY : begin + self._slot])
         return None if value == self._none else value
 
+    def visit(self, text: str) -> bytes | None:
+        """Return the value of a text. Next time, the last byte of it is 1."""
+        begin = self._find(_digest(text))
+        end = begin + self._slot
+        value = bytes(self._slots[begin + _KEY : end])
+        if value == self._none:
+            return None
+        self._slots[end - 1] = 1
+        return value
+
     def pop(self, text: str, default: None) -> bytes | None:
         """Remove a text and return its value, ``default`` if it has none."""
         value = self.get(text)
@@ -221,9 +231,10 @@ class DigestMap:
 
     def _find(self, key: bytes) -> int:
         """Return where the slot of a key begins, or the empty one that it may take."""
-        size = len(self._slots)
+        slots, either = self._slots, (key, _NOTHING)
+        size = len(slots)
         begin = int.from_bytes(key[:8], "little") * self._slot % size
-        while self._slots[begin : begin + _KEY] not in (key, _NOTHING):
+        while not slots.startswith(either, begin):
             begin = (begin + self._slot) % size
         return begin
 
