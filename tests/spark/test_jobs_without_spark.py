@@ -567,7 +567,7 @@ def test_a_task_that_outlasts_its_job_leaves_nothing(
             assert not ledger.notes()
             assert where == "memory" or not os.listdir(root)
     assert outcomes == {"ended", "done"}
-    assert at > 10
+    assert at > 8  # there were some steps
 
 
 class _LastFails(Encrypting):

@@ -142,7 +142,7 @@ def test_an_interrupt_leaves_whole_files_only(
 
     def interrupt_once(path: str) -> None:
         if (number := next(reads, None)) is None:
-            time.sleep(0.1)
+            time.sleep(0.5)
         elif number == 8:
             signal.pthread_kill(main_thread, signal.SIGINT)
 
