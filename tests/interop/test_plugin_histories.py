@@ -232,7 +232,7 @@ def as_read(kind: types.IcebergType, value: Any) -> Any:
         return [as_read(kind.element_type, one) for one in value]
     if isinstance(kind, types.MapType):
         return [(key, as_read(kind.value_type, one)) for key, one in value]
-    if isinstance(kind, types.FloatType):  # the default 0.1 in metadata.json is the float next to it
+    if isinstance(kind, types.FloatType):  # 0.1 in metadata.json is the float next to it
         return pa.scalar(value, pa.float32()).as_py()
     return value
 
