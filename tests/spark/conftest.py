@@ -59,6 +59,8 @@ def step_around(
         patch.setattr(owner, name, around(getattr(owner, name)))
 
 
+# Before the marks of tests/conftest.py, which depend on this one.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         ours = item.path.parent == Path(__file__).parent

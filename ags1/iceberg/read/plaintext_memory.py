@@ -13,8 +13,9 @@ from collections import deque
 from ...engine._buffers import new_bytes
 
 _PAGE_SIZE = 4096
-# How much stays when no file is read (bytes).
+# How much stays when no file is read (bytes), and how many pieces: all are looked at.
 _IDLE_SIZE = 128 << 20
+_IDLE_COUNT = 64
 
 
 class PlainMemory:
@@ -40,21 +41,22 @@ class MemoryPool:
     locked."""
 
     def __init__(self) -> None:
-        self._idle: deque[PlainMemory] = deque()
+        self._idle: deque[PlainMemory] = deque(maxlen=_IDLE_COUNT)
 
     def take(self, size: int) -> PlainMemory:
         """Return memory of this size or more (bytes). Elsewhere than in what is written into it, it
         has what the memory had before."""
+        # The next file may be a little larger.
+        rounded = -(-size * 9 // 8 // _PAGE_SIZE) * _PAGE_SIZE
         for _ in range(len(self._idle)):
             try:
                 memory = self._idle.pop()
             except IndexError:
                 break
-            if size <= len(memory.data) <= 2 * size:
+            if size <= len(memory.data) <= 2 * rounded:
                 return memory
             self._idle.appendleft(memory)
-        # The next file may be a little larger.
-        return PlainMemory(-(-size * 9 // 8 // _PAGE_SIZE) * _PAGE_SIZE)
+        return PlainMemory(rounded)
 
     def give_back(self, memory: PlainMemory) -> None:
         """Take memory back for the next file, unless a reader still has it."""

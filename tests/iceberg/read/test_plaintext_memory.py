@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from ags1.iceberg.read.plaintext_memory import MemoryPool
 
@@ -20,3 +21,21 @@ def test_memory_that_a_reader_still_has_is_not_used_again() -> None:
     reader = None
     pool.give_back(memory)
     assert pool.take(1 << 16).data is memory.data
+
+
+@pytest.mark.parametrize("size", [1, 1000, 4096, 100_000])
+def test_the_memory_of_one_file_is_that_of_the_next(size: int) -> None:
+    pool = MemoryPool()
+    memory = pool.take(size)
+    pool.give_back(memory)
+    assert pool.take(size) is memory
+
+
+def test_few_pieces_stay_for_files_that_were_read_at_the_same_time() -> None:
+    """All of them are looked at for each file."""
+    pool = MemoryPool()
+    taken = [pool.take(1000) for _ in range(1000)]
+    for memory in taken:
+        pool.give_back(memory)
+    again = [pool.take(1000) for _ in range(1000)]
+    assert 0 < len({*map(id, taken)} & {*map(id, again)}) < 100
