@@ -51,13 +51,11 @@ from pyiceberg.types import (
     StructType,
     TimestamptzType,
 )
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.orm import Session
 
 from ags1 import MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
-from ags1.iceberg.commit import sql as commit_sql
 from ags1.iceberg.commit.base import Base
 from ags1.iceberg.commit.commits import Commits
 from ags1.iceberg.commit.connections import connection_to
@@ -447,15 +445,16 @@ def test_a_name_is_taken_once_in_postgresql(sql: Commits) -> None:
 def test_a_connection_that_ends_before_the_commit(
     sql: Commits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Cut(Session):
-        def commit(self) -> None:
-            with engine_of(sql).connect() as other:
-                pid = self.scalar(text("SELECT pg_backend_pid()"))
-                other.execute(text(f"SELECT pg_terminate_backend({pid})"))
-            super().commit()
+    really_commit = Connection.commit
+
+    def cut(connection: Connection) -> None:
+        pid = connection.scalar(text("SELECT pg_backend_pid()"))
+        with engine_of(sql).connect() as other:
+            other.execute(text(f"SELECT pg_terminate_backend({pid})"))
+        really_commit(connection)
 
     base, output = create(sql)
-    monkeypatch.setattr(commit_sql, "Session", Cut)
+    monkeypatch.setattr(Connection, "commit", cut)
     with pytest.raises(CommitFailedException):
         sql.commit(base, setting(a="1"), at(base), output)
     assert output.written == [base.location]
@@ -467,29 +466,24 @@ def test_a_commit_that_is_under_way_yet_is_waited_for(
     """The client has lost its connection, the server has not finished."""
     finishing: list[threading.Timer] = []
 
-    class Slow(Session):
-        def commit(self) -> None:
-            connection = self.connection()
-            connection.detach()  # the session lets go of it, and it stays open
+    base, output = create(sql)
+    swap = sql._swap  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+
+        def lose(connection: Connection) -> None:
+            connection.detach()  # from the pool: it stays open
+            patch.setattr(Connection, "close", lambda _: None)
             finishing.append(threading.Timer(0.5, connection.connection.commit))
             finishing[0].start()
             raise ConnectionError("lost")
-
-        def close(self) -> None:
-            if not finishing:
-                super().close()
-
-    base, output = create(sql)
-    with monkeypatch.context() as patch:
-        patch.setattr(commit_sql, "Session", Slow)
-        swap = sql._swap  # type: ignore[attr-defined]
 
         def swap_once(*arguments: object) -> None:
             try:
                 swap(*arguments)
             finally:
-                patch.setattr(commit_sql, "Session", Session)
+                patch.undo()
 
+        patch.setattr(Connection, "commit", lose)
         patch.setattr(sql, "_swap", swap_once)
         after = sql.commit(base, setting(a="1"), at(base), output)
     finishing[0].join()

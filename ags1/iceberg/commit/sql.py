@@ -21,20 +21,21 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.typedef import Identifier, Properties
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.orm import Session
 
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.sql import (
     drop_sql_table,
     forget_pins,
+    has_location,
     has_pins,
     is_sql_row,
     move_pins,
     set_pins,
     sql_table,
     sql_table_row,
+    swap,
 )
 from ..storage.trust import (
     HASH_LOCATION,
@@ -75,52 +76,41 @@ class SqlCommits(FileCommits):
         forget_pins(self.catalog, identifier)
 
     def _swap(self, base: Base, new: NewMetadata, sent: Event) -> None:
-        statement = (
-            update(IcebergTables)
-            .where(
-                is_sql_row(self.catalog, base.identifier),
-                IcebergTables.metadata_location == base.location,
-            )
-            .values(metadata_location=new.location, previous_metadata_location=base.location)
-        )
-        with Session(self._engine) as session:
+        with self._engine.connect() as connection:
             try:
-                changed: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
-                if not self._engine.dialect.supports_sane_rowcount:
-                    # The number of changed rows is unknown, so read the row. If it was changed, it
-                    # is locked.
-                    row = select(IcebergTables).where(
-                        is_sql_row(self.catalog, base.identifier),
-                        IcebergTables.metadata_location == new.location,
-                    )
-                    changed = len(session.scalars(row).all())
+                changed = swap(
+                    self.catalog, connection, base.identifier, base.location, new.location
+                )
+                if changed is None:
+                    # If the row was changed, it is locked.
+                    changed = has_location(self.catalog, connection, base.identifier, new.location)
                 if changed:
-                    self._pin(session, base.identifier, new)
+                    self._pin(connection, base.identifier, new)
             except DBAPIError as error:
                 # For example, the database is locked. It was not asked to commit yet.
                 raise not_committed(base.identifier, error.orig or error) from error
-            if changed < 1:
+            if not changed:
                 raise CommitFailedException(
                     f"Table has been updated by another process: {'.'.join(base.identifier)}"
                 )
             sent.set()
-            session.commit()
+            connection.commit()
 
     def _insert(self, identifier: Identifier, new: NewMetadata, sent: Event) -> None:
         namespace = Catalog.namespace_from(identifier)
         if not self.catalog.namespace_exists(namespace):
             raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")
         row = sql_table_row(self.catalog, identifier, new.location)
-        with Session(self._engine) as session:
+        with self._engine.connect() as connection:
             try:
-                session.execute(insert(IcebergTables).values(**row))
+                connection.execute(insert(IcebergTables).values(**row))
             except IntegrityError as error:
                 raise TableAlreadyExistsError(
                     f"Table {'.'.join(identifier)} already exists"
                 ) from error
-            self._pin(session, identifier, new)
+            self._pin(connection, identifier, new)
             sent.set()
-            session.commit()
+            connection.commit()
 
     def rename(self, base: Base, identifier: str | Identifier) -> None:
         name = Catalog.identifier_to_tuple(identifier)
@@ -133,24 +123,24 @@ class SqlCommits(FileCommits):
             .where(is_sql_row(self.catalog, base.identifier))
             .values(table_namespace=to["table_namespace"], table_name=to["table_name"])
         )
-        with Session(self._engine) as session:
+        with self._engine.connect() as connection:
             try:
-                changed: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
+                changed = connection.execute(statement).rowcount
             except IntegrityError as error:
                 raise TableAlreadyExistsError(f"Table {'.'.join(name)} already exists") from error
             if changed == 0:
                 raise NoSuchTableError(f"Table does not exist: {'.'.join(base.identifier)}")
             if self.keeps_hash:
-                move_pins(self.catalog, session, base.identifier, name)
-            session.commit()
+                move_pins(self.catalog, connection, base.identifier, name)
+            connection.commit()
 
-    def _pin(self, session: Session, identifier: Identifier, new: NewMetadata) -> None:
+    def _pin(self, connection: Connection, identifier: Identifier, new: NewMetadata) -> None:
         """Set the pins of a table that is encrypted."""
         key_id = (new.metadata.get("properties") or {}).get(TABLE_KEY_ID)
         if self.keeps_hash and key_id:
             location = new.location if new.is_confirmed else UNCONFIRMED
             pins = {"key-id": key_id, "location": location, "sha256": new.sha256}
-            set_pins(self.catalog, session, identifier, pins)
+            set_pins(self.catalog, connection, identifier, pins)
 
     def _current_location(self, identifier: Identifier) -> str | None:
         # The row's lock is waited for: a commit whose answer was lost may hold it.
@@ -159,8 +149,9 @@ class SqlCommits(FileCommits):
             .where(is_sql_row(self.catalog, identifier))
             .with_for_update()
         )
-        with Session(self._engine) as session:
-            return session.scalar(statement)
+        with self._engine.connect() as connection:
+            location: str | None = connection.scalar(statement)
+            return location
 
     def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
         # A new row has no lock to wait for. SQLite has no server that could go on without us.

@@ -16,8 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.typedef import Identifier
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Executable
-    from sqlalchemy.orm import Session
+    from sqlalchemy import ColumnElement, Connection, Executable
 
 # The imports of SQLAlchemy are in the functions, because only users of SQL catalogs have it.
 
@@ -86,74 +85,128 @@ def has_pins(catalog: Any) -> bool:
     return bool(inspect(catalog.engine).has_table(IcebergNamespaceProperties.__tablename__))
 
 
+def swap(
+    catalog: Any, connection: Connection, identifier: Identifier, base: str, new: str
+) -> bool | None:
+    """Let a table's row name ``new`` in place of ``base``, locations of metadata. Return whether a
+    row was changed, or None if the database does not tell: see :func:`has_location`."""
+    namespace, table = _names(identifier)
+    values = {"catalog": catalog.name, "namespace": namespace, "table": table}
+    changed = connection.execute(_swapped(), values | {"base": base, "new": new}).rowcount
+    return changed > 0 if catalog.engine.dialect.supports_sane_rowcount else None
+
+
+@functools.cache
+def _swapped() -> Executable:
+    """Return the statement of :func:`swap`, made once as :func:`_table_query` is."""
+    from pyiceberg.catalog.sql import IcebergTables
+    from sqlalchemy import bindparam, update
+
+    tables: Any = IcebergTables.__table__
+    return (
+        update(tables)
+        .where(
+            tables.c.catalog_name == bindparam("catalog"),
+            tables.c.table_namespace == bindparam("namespace"),
+            tables.c.table_name == bindparam("table"),
+            tables.c.metadata_location == bindparam("base"),
+        )
+        .values(metadata_location=bindparam("new"), previous_metadata_location=bindparam("base"))
+    )
+
+
+def has_location(
+    catalog: Any, connection: Connection, identifier: Identifier, location: str
+) -> bool:
+    """Return whether a table's row names this location of metadata."""
+    from pyiceberg.catalog.sql import IcebergTables
+    from sqlalchemy import select
+
+    is_row = is_sql_row(catalog, identifier), IcebergTables.metadata_location == location
+    return connection.scalar(select(IcebergTables.table_name).where(*is_row)) is not None
+
+
 def set_pins(
-    catalog: Any, session: Session, identifier: Identifier, pins: Mapping[str, str]
+    catalog: Any, connection: Connection, identifier: Identifier, pins: Mapping[str, str]
 ) -> None:
-    """Replace a table's pins in the transaction of ``session``."""
+    """Replace a table's pins in the transaction of ``connection``."""
+    keys = {part: _key(part, identifier) for part in _PINNED}
+    common = {"catalog": catalog.name, "namespace": _names(identifier)[0]}
+    delete_pins, insert_pin = _pins_replaced()
+    connection.execute(delete_pins, common | keys)
+    rows = [common | {"key": keys[part], "value": value} for part, value in pins.items()]
+    connection.execute(insert_pin, rows)
+
+
+@functools.cache
+def _pins_replaced() -> tuple[Executable, Executable]:
+    """Return the statements of :func:`set_pins`, made once as :func:`_table_query` is."""
     from pyiceberg.catalog.sql import IcebergNamespaceProperties
-    from sqlalchemy import delete, insert
+    from sqlalchemy import bindparam, delete, insert, or_
 
-    session.execute(delete(IcebergNamespaceProperties).where(_are_pins(catalog, identifier)))
-    rows = [
-        {
-            "catalog_name": catalog.name,
-            "namespace": _names(identifier)[0],
-            "property_key": _key(part, identifier),
-            "property_value": value,
-        }
-        for part, value in pins.items()
-    ]
-    session.execute(insert(IcebergNamespaceProperties), rows)
+    pins: Any = IcebergNamespaceProperties.__table__
+    delete_pins = delete(pins).where(
+        pins.c.catalog_name == bindparam("catalog"),
+        pins.c.namespace == bindparam("namespace"),
+        or_(*(pins.c.property_key == bindparam(part) for part in _PINNED)),
+    )
+    insert_pin = insert(pins).values(
+        catalog_name=bindparam("catalog"),
+        namespace=bindparam("namespace"),
+        property_key=bindparam("key"),
+        property_value=bindparam("value"),
+    )
+    return delete_pins, insert_pin
 
 
-def move_pins(catalog: Any, session: Session, before: Identifier, after: Identifier) -> None:
-    """Give a table's pins to its new name, ``after``, in the transaction of ``session``."""
+def move_pins(catalog: Any, connection: Connection, before: Identifier, after: Identifier) -> None:
+    """Give a table's pins to its new name, ``after``, in the transaction of ``connection``."""
     from pyiceberg.catalog.sql import IcebergNamespaceProperties
     from sqlalchemy import delete, update
 
     if before == after:
         return
-    session.execute(delete(IcebergNamespaceProperties).where(_are_pins(catalog, after)))
+    connection.execute(delete(IcebergNamespaceProperties).where(_are_pins(catalog, after)))
     for part in _PINNED:
         new = {"namespace": _names(after)[0], "property_key": _key(part, after)}
         is_pin = _are_pins(catalog, before, [part])
-        session.execute(update(IcebergNamespaceProperties).where(is_pin).values(new))
+        connection.execute(update(IcebergNamespaceProperties).where(is_pin).values(new))
 
 
 def drop_sql_table(catalog: Any, identifier: str | Identifier) -> None:
     """Delete a table's row and its pins, in one transaction. Raises NoSuchTableError."""
     from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables
     from sqlalchemy import delete, select, true
-    from sqlalchemy.orm import Session
 
     is_table = catalog._iceberg_type_filter()
     condition = is_sql_row(catalog, identifier), true() if is_table is None else is_table
     keeps_pins = has_pins(catalog)
-    with Session(catalog.engine) as session:
+    with catalog.engine.connect() as connection:
         # Some databases do not say how many rows were deleted, so the row is read first.
-        found = session.scalar(select(IcebergTables.table_name).where(*condition).with_for_update())
-        deleted: Any = session.execute(delete(IcebergTables).where(*condition))
+        found = connection.scalar(
+            select(IcebergTables.table_name).where(*condition).with_for_update()
+        )
+        deleted: Any = connection.execute(delete(IcebergTables).where(*condition))
         if found is None or deleted.rowcount == 0:
             raise NoSuchTableError(f"Table does not exist: {'.'.join(_names(identifier))}")
         if keeps_pins:
             pins = delete(IcebergNamespaceProperties).where(_are_pins(catalog, identifier))
-            session.execute(pins)
-        session.commit()
+            connection.execute(pins)
+        connection.commit()
 
 
 def forget_pins(catalog: Any, identifier: str | Identifier) -> None:
     """Delete the pins of a table that the catalog does not have any more."""
     from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables
     from sqlalchemy import delete, exists
-    from sqlalchemy.orm import Session
 
     if not catalog.namespace_from(identifier) or not has_pins(catalog):
         return  # without a namespace, the catalog itself says what is wrong
     is_there = exists(IcebergTables.table_name).where(is_sql_row(catalog, identifier))
     statement = delete(IcebergNamespaceProperties).where(_are_pins(catalog, identifier), ~is_there)
-    with Session(catalog.engine) as session:
-        session.execute(statement)
-        session.commit()
+    with catalog.engine.connect() as connection:
+        connection.execute(statement)
+        connection.commit()
 
 
 def is_sql_row(catalog: Any, identifier: str | Identifier) -> ColumnElement[bool]:

@@ -157,39 +157,32 @@ def test_eight_processes_append_at_once(commits: Commits, tmp_path: Path) -> Non
 
 
 class Answers:
-    """Lets the commits of SQL sessions end otherwise than they should: ``before`` and ``after`` the
+    """Lets the commits of SQL connections end otherwise than they should: ``before`` and ``after`` the
     database has committed something is called, which may raise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sqlalchemy.orm import Session
+        from sqlalchemy import Connection
 
-        from ags1.iceberg.commit import sql as commit_sql
-
-        answers = self
         self.before: Callable[[], None] | None = None
         self.after: Callable[[], None] | None = None
         self.may_ask = True
+        really_commit, really_ask = Connection.commit, Connection.scalar
 
-        class Faulty(Session):
-            def commit(self) -> None:
-                before, after, answers.before, answers.after = (
-                    answers.before,
-                    answers.after,
-                    None,
-                    None,
-                )
-                if before is not None:
-                    before()
-                super().commit()
-                if after is not None:
-                    after()
+        def commit(connection: Connection) -> None:
+            before, after, self.before, self.after = self.before, self.after, None, None
+            if before is not None:
+                before()
+            really_commit(connection)
+            if after is not None:
+                after()
 
-            def scalar(self, *arguments: Any, **options: Any) -> Any:
-                if not answers.may_ask:
-                    raise ConnectionError("no database")
-                return super().scalar(*arguments, **options)
+        def scalar(connection: Connection, *arguments: Any, **options: Any) -> Any:
+            if not self.may_ask:
+                raise ConnectionError("no database")
+            return really_ask(connection, *arguments, **options)
 
-        monkeypatch.setattr(commit_sql, "Session", Faulty)
+        monkeypatch.setattr(Connection, "commit", commit)
+        monkeypatch.setattr(Connection, "scalar", scalar)
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from opened_files import OpenedFiles
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
-from sqlalchemy.orm import Session
 
 from ags1.host import cpu
 from ags1.iceberg import load_catalog, verify_table
