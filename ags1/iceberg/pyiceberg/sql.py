@@ -1,8 +1,8 @@
 """The rows of a SQL catalog: those of ``iceberg_tables``, and a table's pins.
 
 Pins are what a catalog keeps of an encrypted table: three rows of ``iceberg_namespace_properties``,
-which every SQL catalog of PyIceberg and Java has. docs/tables/catalogs.md has their format. Knows
-nothing of metadata.
+which every SQL catalog of PyIceberg and Java has. docs/tables/catalogs.md has their format.
+Independent of metadata.
 """
 
 from __future__ import annotations

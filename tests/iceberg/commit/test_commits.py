@@ -157,8 +157,8 @@ def test_eight_processes_append_at_once(commits: Commits, tmp_path: Path) -> Non
 
 
 class Answers:
-    """Lets the commits of SQL connections end otherwise than they should: ``before`` and ``after`` the
-    database has committed something is called, which may raise."""
+    """Lets the commits of SQL connections end otherwise than they should: ``before`` and ``after``
+    the database has committed something is called, which may raise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from sqlalchemy import Connection
