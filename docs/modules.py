@@ -1,20 +1,26 @@
 """Prints ``docs/modules.md``: what each module of Python and each class of the jar is for, in the
-text at its own beginning. ``python docs/modules.py > docs/modules.md``."""
+text at its own beginning, and the names of what is in it. ``python docs/modules.py >
+docs/modules.md``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 JAVA = "jvm/src/main/java/ags1/iceberg"
 _TITLE = """# All modules
 
-What each module says of itself in its first lines, up to its first drawing. `python
-docs/modules.py` prints this page. The [map of the code](code.md) says which packages use which,
-and where to start.
+What each module says of itself in its first lines, without drawings, and then the names of its
+functions, classes and constants. `python docs/modules.py` prints this page. The [map of the
+code](code.md) says which packages use which, and where to start.
 """
+_NAMES = {
+    ".py": r"^(?:async )?(?:def|class) (\w+)|^([A-Z_]{4,})(?:: [^=\n]+)? =",
+    ".pyx": r"^(?:cdef |cpdef )?(?:class|def) (\w+)|^cdef [\w ]*?\**(\w+)\(|^([A-Z_]{4,}) =",
+    ".java": r"^  (?! )[\w<>\[\], ?.@]*?\b(\w+)\(.*\{|^  [\w<>, ]*final [\w<>]+ ([A-Z_]{4,}) =",
+}
+_TEXT = {".java": r"/\*\*(.*?)\*/"}
 
 
 def modules_page() -> str:
@@ -23,33 +29,37 @@ def modules_page() -> str:
     folders = sorted({path.parent for path in ROOT.glob("ags1/**/__init__.py")})
     for folder in [*folders, *sorted({path.parent for path in ROOT.glob(f"{JAVA}/**/*.java")})]:
         parts.append(f"\n## {folder.relative_to(ROOT)}\n\n")
-        parts.extend(f"- `{path.name}`: {text}\n" for path, text in _sentences(folder))
+        for path in sorted(folder.iterdir()):
+            if path.suffix in _NAMES:
+                parts.append(_about(path))
     return "".join(parts)
 
 
-def _sentences(folder: Path) -> Iterator[tuple[Path, str]]:
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".py", ".pyx"):
-            found = re.match(r'(?:#[^\n]*\n)*r?"""(.*?)"""', path.read_text(), re.DOTALL)
-        elif path.suffix == ".java":
-            found = re.search(r"/\*\*(.*?)\*/", path.read_text(), re.DOTALL)
-        else:
-            continue
-        if found is not None:
-            yield path, _first_words(found[1])
+def _about(path: Path) -> str:
+    code = path.read_text()
+    found = re.search(_TEXT.get(path.suffix, r'\A(?:#[^\n]*\n)*r?"""(.*?)"""'), code, re.DOTALL)
+    if found is None:
+        return ""
+    matches = re.finditer(_NAMES[path.suffix], code[found.end() :], re.MULTILINE)
+    names = dict.fromkeys(next(filter(None, match.groups())).strip("_") for match in matches)
+    names.pop(path.stem, None)
+    listed = f" *{', '.join(names)}*" if names else ""
+    text = found[1] if path.suffix != ".java" else _without_tags(found[1])
+    return f"- `{path.name}`: {_words(text)}{listed}\n"
 
 
-def _first_words(text: str) -> str:
-    text = re.sub(r"^ *\* ?", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\{@\w+\s+([^}]*)\}", r"``\1``", text)
+def _without_tags(javadoc: str) -> str:
+    text = re.sub(r"^ *\* ?", "", javadoc, flags=re.MULTILINE).replace("<p>", "")
+    return re.sub(r"\{@\w+\s+([^}]*)\}", r"``\1``", text)
+
+
+def _words(text: str) -> str:
     shown: list[str] = []
-    for paragraph in re.split(r"\n\s*\n|<p>", text):
-        if re.search(r"^ {2}|^>>>|^- ", paragraph.strip("\n"), re.MULTILINE):
-            break
-        shown += paragraph.split()
-        if paragraph.rstrip().endswith("::"):
-            break
-    return " ".join(shown).replace("``", "`").replace("](", "] (")
+    for paragraph in re.split(r"\n\s*\n", text):
+        if not re.search(r"^ {2}|^>>>|<pre>", paragraph.strip("\n"), re.MULTILINE):
+            shown += re.sub(r"(?<=\w)::$| *::$", ".", paragraph.strip()).split()
+    words = " ".join(shown).replace("``", "`").replace("](", "] (").replace(" - `", " `")
+    return words.replace(". .", ".").replace("..", ".")
 
 
 if __name__ == "__main__":

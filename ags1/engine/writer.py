@@ -10,7 +10,8 @@ The way of the plaintext through a writer::
                                                memory into the slots
 
 ``FastWriter`` fills the batch in compiled code. ``WriterCore`` does all else. The order of the
-blocks in the file is the order of ``_next_block``.
+blocks in the file is the order of ``_next_block``. When the interpreter ends, open writers are
+dropped, and one that hangs in another thread is waited for ``EXIT_WAIT_SECONDS``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The master keys of a run: the KMS that was chosen, and keychains over it. What would fail for
 every file fails here, before the first file: a keyring that cannot be read, a master key that
-nobody named. Independent of files."""
+nobody named. A secret among the options is warned of, because other users see what a command was
+called with. Independent of files."""
 
 from __future__ import annotations
 

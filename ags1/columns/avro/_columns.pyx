@@ -1,4 +1,4 @@
-"""The seldom-used part of ``_avro_columns.pxd``: buffers that grow, and what Arrow gets."""
+"""The seldom-used part of ``_columns.pxd``: buffers that grow, and what Arrow gets."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdlib cimport free, realloc

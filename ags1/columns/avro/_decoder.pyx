@@ -4,8 +4,8 @@
 ``CheckedDecoder`` reads the headers of containers and of blocks. ``read_records`` reads the records
 of manifests and manifest lists: a ``Shape`` says what they consist of. A record of a file remembers
 its bytes (``EncodedFile``). Its metrics are decoded when somebody asks for them, and a manifest
-that has the file too gets the same bytes. Follows the Avro specification, "Binary Encoding". Knows
-nothing of what the fields mean.
+that has the file too gets the same bytes. Follows the Avro specification, "Binary Encoding".
+Independent of what the fields mean.
 """
 
 cimport cython

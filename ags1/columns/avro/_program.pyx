@@ -19,9 +19,9 @@ union of null and string); the table wants both.
     column 1      validity  bits 1 0      (the second value is null)
                   offsets   0 2 2      data  61 62
 
-An instruction without a column (-1) skips its value, or only holds others, as a row does. Knows
-nothing of schemas, files or codecs; ``avro_projection`` makes the programs. ``_avro_values`` reads
-single values, and ``_avro_columns`` adds them to columns. Follows Avro's binary encoding.
+An instruction without a column (-1) skips its value, or only holds others, as a row does.
+Independent of schemas, files and codecs; ``projection`` makes the programs. ``_values`` reads
+single values, and ``_columns`` adds them to columns. Follows Avro's binary encoding.
 
 The bytes are not trusted. Each length, count, index and number is checked before it is used. Memory
 grows only by the bytes that were read, or for a null by the width of its column. A program is

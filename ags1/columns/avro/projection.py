@@ -1,4 +1,4 @@
-"""Makes the program with which ``_avro`` reads the rows of an Avro file as a table's columns.
+"""Makes the program with which ``_program`` reads the rows of an Avro file as a table's columns.
 
 The program follows from the file's schema and the table's schema. Fields are matched by their ids
 (Iceberg specification, "Column projection"). Types may differ as "Schema Evolution" allows. Java's

@@ -1,6 +1,7 @@
 """Cuts the work on many files into large tasks of about equal cost, and the tasks into waves. Large
 files are cut into ranges of whole blocks and small files are grouped, so that one huge file and a
-million tiny ones both fill the cluster. Each file has a cost besides its bytes. No I/O."""
+million tiny ones both fill the cluster. Each file has a cost besides its bytes. A large file stays
+whole if nothing would tell that it was changed between two ranges. No I/O."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 
 A group of ``value`` and ``typed_value`` is one value: the columns of ``typed_value`` hold what fits
 their types, and ``value`` holds the rest, encoded. Follows Parquet's specifications "Variant
-Encoding" and "Variant Shredding". Nothing in a file is trusted: each offset is checked. Knows
-nothing of tables and files.
+Encoding" and "Variant Shredding". Nothing in a file is trusted: each offset is checked.
+Independent of tables and files.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""PyIceberg's filters: their text, their literals and bounds, and their form in Arrow. LIKE has
-SQL's meaning, and patterns that filters cannot look for are refused."""
+"""PyIceberg's filters: their text, their literals, and their form in Arrow. LIKE has SQL's meaning,
+and patterns that filters cannot look for are refused. Bounds of columns are decoded here, also
+those of a column that had another type (a date) when its file was written."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
     stored bytes of the file   |--- row group ---|--- row group ---|--- row group ---|
     splits                     (0, 40)           (40, 40)          (80, 38)
 
-Each is an offset and a length, in bytes. Together the splits of a file have each row once.
+Each is an offset and a length, in bytes. Together the splits of a file have each row once. A file
+whose rows must be counted has few splits, because each of them reads all that is before it.
 """
 
 from __future__ import annotations

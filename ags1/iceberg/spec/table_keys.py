@@ -2,7 +2,8 @@
 
 Each takes the base, which is a version of the metadata, and the manager of its keys. It returns a
 ``KeyChange``: updates and requirements in the form of the REST specification. Each attempt to
-commit makes the change again from the current base. Keys change, files do not.
+commit makes the change again from the current base. Keys change, files do not. ``named_keys`` says
+what counts as a use of a key.
 
 **The rule**: the metadata never has a snapshot without the key of its manifest list, and never has
 that key without its KEK. This is true whichever writers commit at the same time. Over REST, this

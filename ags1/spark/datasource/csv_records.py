@@ -1,5 +1,5 @@
-"""Finds where records of CSV end. A line end inside a quoted value does not end a record. Knows
-nothing of what is in a record.
+"""Finds where records of CSV end. A line end inside a quoted value does not end a record.
+Independent of what is in a record.
 
 Only somebody who reads a file from its beginning knows whether a value is open. So each part of a
 file is assumed to begin outside quotes, and must end outside quotes. If all parts do, the

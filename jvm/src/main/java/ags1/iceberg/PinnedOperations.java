@@ -36,7 +36,8 @@ import org.apache.iceberg.relocated.com.google.common.hash.Hashing;
  * table's pins, and write pins in the transaction of each commit.
  *
  * <p>The version that a commit replaces is the one that its caller names: the catalog compares the
- * location in its UPDATE. The fields are not for several threads. {@link EncryptedOperations} lets
+ * location in its UPDATE. After some commits the metadata is parsed anew, because its snapshots keep
+ * what was asked of them. The fields are not for several threads. {@link EncryptedOperations} lets
  * one at a time load or commit.
  */
 final class PinnedOperations extends BaseMetastoreTableOperations {
