@@ -116,13 +116,15 @@ final class EncryptedOperations extends DelegatingOperations {
 
   @Override
   public void commit(TableMetadata base, TableMetadata metadata) {
-    checkFollows(base, metadata);
+    // Of metadata from a file, to register a table, the guard checks what is read.
+    boolean isWrittenHere = metadata.metadataFileLocation() == null;
+    if (isWrittenHere) {
+      checkFollows(base, metadata);
+    }
     boolean isEncrypted = checkKeyId(base, metadata);
     if (base == null && metadata.snapshots().isEmpty()) {
       begin(metadata); // the new table may be asked for its files before it is read again
     }
-    // Of metadata from a file, to register a table, the guard checks what is read.
-    boolean isWrittenHere = metadata.metadataFileLocation() == null;
     TableMetadata complete = isEncrypted && isWrittenHere ? withKeys(base, metadata) : metadata;
     synchronized (inner) {
       try {
@@ -184,7 +186,7 @@ final class EncryptedOperations extends DelegatingOperations {
    * so that the transaction applies its changes to it.
    */
   private void checkFollows(TableMetadata base, TableMetadata metadata) {
-    if (base == null || base.metadataFileLocation() == null || metadata.metadataFileLocation() != null) {
+    if (base == null || base.metadataFileLocation() == null) {
       return;
     }
     List<MetadataLogEntry> log = metadata.previousFiles();
