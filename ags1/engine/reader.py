@@ -23,7 +23,7 @@ Where a read takes its bytes from. It goes down until it has all of them::
 
 ``FastReader`` serves from the window and the cache in compiled code; all below them is
 ``ReaderCore``'s, and ``Blocks`` does the decryption. Only the left side has a position, and
-remembers its first error.
+remembers its first error. After a seek, threads read ahead no more than was read since.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Resolves the types in an Avro file's schema: a name stands for the type of that name.
 
-No type may contain itself. The schema is not trusted. Follows Avro's specification, "Names" and
+No type may contain itself, and names can be printed, because messages have them. The schema is not
+trusted. Follows Avro's specification, "Names" and
 "Complex Types". Independent of Iceberg's types.
 """
 

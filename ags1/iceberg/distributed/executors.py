@@ -11,6 +11,9 @@ At the end of a rewrite, files of attempts that did not count are found by the j
        under the job's key                            rewrites it under a fresh key
     adds the findings; commits the new files  <-----  findings, or the new file's record with its
                                                       key wrapped under the job's key
+
+The job's key is wrapped under a KEK of the current snapshot, or of another one if that cannot be
+unwrapped.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ skipped::
     plaintext    PAR1   column chunks    bloom filters    indexes   footer  PAR1
 
 A part is decrypted when it is first needed, and nothing of it is shown before all of it is
-authentic. Independent of tables.
+authentic. A part that is wanted whole goes into the caller's memory, and is not kept for others.
+Independent of tables.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ With a target of 128 MiB, files of less than 96 MiB or more than 230 MiB are can
     a group                     40       60  20  8  300  70       enough files, or enough bytes
     merges of about 128 MiB     [40      60  20  8] [128] [128] [44 70]  300 is cut
 
-Each merge becomes a file of about the target size. A large file is cut between row groups. Files of
-an older partition spec are one group and one merge, because their rows may belong to any partition.
+Each merge becomes a file of about the target size. A large file is cut between row groups. A rest
+that is too small for a file of its own goes to the others, if they grow by at most a tenth. Files
+of an older partition spec are one group and one merge, because their rows may belong to any
+partition.
 Options, defaults and rules are as in Java's ``SizeBasedFileRewritePlanner`` and
 ``BinPackRewriteFilePlanner``. Unlike Java's, the plan is in the order in which the rows were added.
 This module opens no file.

@@ -11,6 +11,7 @@ A partition value, or a pair of bounds, is a range in which the values of a colu
 Each predicate is compared with such a range. PyIceberg transforms the literals of a filter instead.
 That fails at the ends of a type's range: the last date has no successor, and the truncated value of
 the smallest number does not fit its type. Python's numbers, which ranges have here, have no ends.
+Of times before 1970, a partition value may be the next one, because old Java rounded towards zero.
 
 This follows the Iceberg specification, "Scan Planning" and "Partition Transforms". ``binding`` says
 what filters mean. No file is opened.
