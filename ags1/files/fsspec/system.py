@@ -1,10 +1,9 @@
 """``Ags1FileSystem``: the names, listings and whole files that fsspec asks for.
 
 The file system below has ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Listings show ``NAME``
-with the plaintext's size. A path may be given with or without ``.ags1``. Files without this ending
-are not shown, not read and not replaced, so that no plaintext is taken for the content of an
-encrypted file. Only a Parquet file that is encrypted inside (``NAME.parquet``) is read. A move
-removes no original if another process has replaced one meanwhile.
+with the plaintext's size. A path may have ``.ags1`` or not. Files without this ending are not
+shown, not read and not replaced: no plaintext is taken for an encrypted file. Only a Parquet file
+that is encrypted inside is read. A move removes no original if somebody has replaced one meanwhile.
 """
 
 from __future__ import annotations
