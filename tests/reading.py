@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,16 @@ import sources
 import ags1
 
 UNTOUCHED = 0xAA
+
+
+def write_anew(path: Path, content: bytes) -> None:
+    """Make this the content of a file, which may have another. Tests with thousands of files write
+    each over the one before: it costs least, and some file systems write a file to disk at once
+    that was emptied first."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    assert os.pwrite(fd, content, 0) == len(content)
+    os.ftruncate(fd, len(content))
+    os.close(fd)
 
 
 @dataclass

@@ -40,6 +40,7 @@ class Stream(NamedTuple):
     data: bytes
     km: KeyMetadata
     released: bytes
+    released_sha256: str
     error: str | None
 
     @property

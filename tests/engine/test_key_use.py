@@ -143,7 +143,7 @@ def test_of_many_threads_one_gets_the_key(writer: Write, tmp_path: Path) -> None
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for i in range(30):
+        for i in range(15):
             km = KeyMetadata.generate()
             barrier = threading.Barrier(6)
             outcomes: list[str] = []

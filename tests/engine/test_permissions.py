@@ -237,7 +237,7 @@ try:
 except RuntimeError:
     pass
 os.chdir(sys.argv[1])
-data = os.urandom(20 << 20)
+data = os.urandom(1 << 20) * 17
 with open("plain", "wb") as file:
     file.write(data)
 km = ags1.encrypt_file("plain", "sealed", threads=4)

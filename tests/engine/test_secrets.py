@@ -392,9 +392,9 @@ show("refused")
 """
 
 
-def occurrences(pid: int, secret: bytes) -> int:
-    """Count a secret in the writable memory of another process."""
-    count = 0
+def occurrences(pid: int, *secrets: bytes) -> tuple[int, ...]:
+    """Count secrets in the writable memory of another process."""
+    counts = [0] * len(secrets)
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in maps:
@@ -404,10 +404,13 @@ def occurrences(pid: int, secret: bytes) -> int:
             begin, end = (int(number, 16) for number in span.split("-"))
             memory.seek(begin)
             try:
-                count += memory.read(end - begin).count(secret)
+                area = memory.read(end - begin)
             except OSError:
                 continue
-    return count
+            counts = [
+                count + area.count(secret) for count, secret in zip(counts, secrets, strict=True)
+            ]
+    return tuple(counts)
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="looks into /proc/PID/mem")
@@ -430,7 +433,7 @@ def test_a_key_is_gone_from_memory_with_its_cipher() -> None:
         for word in ("received", "cipher", "gone"):
             assert child.stdout.readline().decode().strip() == word
             try:
-                counts[word] = occurrences(child.pid, control), occurrences(child.pid, key)
+                counts[word] = occurrences(child.pid, control, key)
             except PermissionError:
                 child.kill()
                 pytest.skip("another process's memory may not be read here")
@@ -471,7 +474,7 @@ def test_plaintext_that_did_not_verify_is_gone_from_memory() -> None:
             assert child.stdout.readline().decode().strip() == word
             try:
                 # The ciphertext shows that the search would find it.
-                counts[word] = occurrences(child.pid, secret), occurrences(child.pid, stream[-80:])
+                counts[word] = occurrences(child.pid, secret, bytes(stream[-80:]))
             except PermissionError:
                 child.kill()
                 pytest.skip("another process's memory may not be read here")

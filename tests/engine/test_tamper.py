@@ -7,7 +7,6 @@ output would have been, and no file. The counts are asserted, so that no case va
 from __future__ import annotations
 
 import functools
-import os
 import struct
 import sysconfig
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import reference
 from conftest import RunPython
-from reading import WAYS, Attempt
+from reading import WAYS, Attempt, write_anew
 
 import ags1
 from ags1 import KeyMetadata, layout
@@ -254,14 +253,6 @@ def output_size(case: Case) -> int:
         return layout.plaintext_size(length, stated) if length == len(case.stream) else 0
     except FORMAT:
         return 0
-
-
-def write_anew(path: Path, content: bytes) -> None:
-    # Some file systems write a file to disk at once that was emptied first.
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
-    assert os.pwrite(fd, content, 0) == len(content)
-    os.ftruncate(fd, len(content))
-    os.close(fd)
 
 
 def run(case: Case, shape: Shape, way: str, threads: int, path: Path) -> None:
