@@ -62,9 +62,18 @@ def test_sizes_of_javas_files(plaintext: int, encrypted: int) -> None:
 
 
 @given(files())
-def test_plaintext_size_undoes_encrypted_size(file: tuple[int, int]) -> None:
+def test_sizes_are_those_of_the_definition(file: tuple[int, int]) -> None:
     size, block_size = file
-    assert layout.plaintext_size(layout.encrypted_size(size, block_size), block_size) == size
+    encrypted, count = layout.encrypted_size(size, block_size), layout.block_count(size, block_size)
+    # The header, and 28 bytes a block.
+    assert encrypted == 8 + size + 28 * count
+    assert count >= 1
+    assert (count - 1) * block_size < max(size, 1) <= count * block_size
+    assert layout.plaintext_size(encrypted, block_size) == size
+    if size < layout.MAX_BLOCK_COUNT * block_size:
+        # A byte more, and a whole block's overhead where it begins a new block.
+        more = layout.encrypted_size(size + 1, block_size) - encrypted
+        assert more == (29 if size and size % block_size == 0 else 1)
 
 
 @given(files(), st.integers(-60, 60))
@@ -82,24 +91,6 @@ def test_every_length_is_either_some_plaintexts_or_refused(
                 assert layout.encrypted_size(near, block_size) != length
     else:
         assert length == 8 or layout.encrypted_size(found, block_size) == length
-
-
-@given(files())
-def test_encrypted_size_grows_with_the_plaintext(file: tuple[int, int]) -> None:
-    size, block_size = file
-    assume(size < layout.MAX_BLOCK_COUNT * block_size)
-    more = layout.encrypted_size(size + 1, block_size) - layout.encrypted_size(size, block_size)
-    # A byte more, and a whole block's overhead where it begins a new block.
-    assert more == (29 if size and size % block_size == 0 else 1)
-
-
-@given(files())
-def test_overhead_is_the_header_and_28_bytes_a_block(file: tuple[int, int]) -> None:
-    size, block_size = file
-    count = layout.block_count(size, block_size)
-    assert layout.encrypted_size(size, block_size) == 8 + size + 28 * count
-    assert count >= 1
-    assert (count - 1) * block_size < max(size, 1) <= count * block_size
 
 
 @given(block_sizes, st.data())
