@@ -401,12 +401,12 @@ def test_an_exit_amid_daemon_threads(run_python: RunPython, how: str) -> None:
 
 
 # The writer is global, and its threads are still at work. Without AES instructions a block takes
-# them a second, so that the interpreter ends before.
+# them so long that the interpreter ends before.
 UNCLOSED = """
 import sys
 import ags1
-writer = ags1.open(sys.argv[1], "wb", threads=4, block_size=16 << 20)
-writer.write(bytes((40 << 20) + 5))
+writer = ags1.open(sys.argv[1], "wb", threads=4, block_size=8 << 20)
+writer.write(bytes((20 << 20) + 5))
 print("written", flush=True)
 HOW
 """

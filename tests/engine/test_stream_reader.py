@@ -631,6 +631,8 @@ def test_small_reads_hit_the_block_in_memory() -> None:
         assert source.calls == []
 
 
+# Of `make test`: one thread and four.
+@pytest.mark.slow_variants(r"2-.*")
 @pytest.mark.parametrize("kind", ["path", "BytesIO", "raw file", "pread", "stingy", "pyarrow"])
 @threads
 def test_many_threads_pread_one_reader(tmp_path: Path, kind: str, threads: int) -> None:
@@ -1075,7 +1077,7 @@ def avro_file(count: int) -> tuple[bytes, list[dict[str, Any]]]:
 @threads
 @pytest.mark.parametrize("block_size", [100, 4096, MIB])
 def test_fastavro(block_size: int, threads: int) -> None:
-    data, records = avro_file(5000)
+    data, records = avro_file(2000)
     with reader(data, block_size, threads=threads) as file:
         assert list(fastavro.reader(file)) == records
 
