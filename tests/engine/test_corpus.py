@@ -130,7 +130,7 @@ def _of_each_flag(streams: list[Stream]) -> list[Stream]:
 
 # Of `make test`: half of the ways; engine/test_tamper.py has these with other faults.
 @pytest.mark.slow_variants(
-    r"(decrypt_into|decrypt_many|read in threads|readinto|lines)",
+    r"(decrypt_into|decrypt_many|decrypt_file|read in threads|readinto|lines)",
     r"(read from an object|ags1 cat)",
     r"(pread|readv|PythonFile|read1 and peek|fsspec's cat_file)",
     r"(ags1.arrow.filesystem|.* URL|ags1 decrypt( of a pipe)?)",

@@ -188,7 +188,7 @@ def test_wycheproof_as_blocks() -> None:
     st.integers(1, 40),
     st.binary(max_size=300),
 )
-def test_the_reference_opens_what_is_sealed(
+def test_the_reference_opens_what_is_sealed_and_the_other_way(
     key_size: int, prefix: bytes | None, block_size: int, data: bytes
 ) -> None:
     key = bytes(range(key_size))
@@ -196,19 +196,6 @@ def test_the_reference_opens_what_is_sealed(
     assert (cipher.key_size, cipher.block_size) == (key_size, block_size)
     stream = layout.build_header(block_size) + seal(cipher, data)
     assert reference.decrypt(stream, key, prefix, len(stream)) == data
-
-
-@given(
-    st.sampled_from([16, 24, 32]),
-    st.none() | st.binary(max_size=40),
-    st.integers(1, 40),
-    st.binary(max_size=300),
-)
-def test_what_the_reference_seals_is_opened(
-    key_size: int, prefix: bytes | None, block_size: int, data: bytes
-) -> None:
-    key = bytes(range(key_size))
-    cipher = BlockCipher(key, prefix, block_size=block_size)
     blocks = reference.encrypt(data, key, prefix, block_size)[8:]
     out = bytearray(b"\xaa" * (len(data) + 5))
     assert cipher.open_blocks(blocks, out) == len(data)
@@ -951,7 +938,7 @@ def test_a_checksum_is_for_one_thread() -> None:
 
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("forks", [3, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("forks", [4, pytest.param(15, marks=pytest.mark.slow)])
 def test_forks_amid_sealing_threads_do_not_hang(forks: int) -> None:
     cipher = BlockCipher(KEY, block_size=16)
     stop = threading.Event()
@@ -967,7 +954,7 @@ def test_forks_amid_sealing_threads_do_not_hang(forks: int) -> None:
         fresh.open_blocks(seal(fresh, bytes(160)), out)
         assert len(_gcm.random_bytes(16)) == 16
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
     try:
