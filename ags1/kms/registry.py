@@ -11,13 +11,15 @@ import importlib
 import operator
 import re
 from collections.abc import Mapping
-from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import KmsConfigurationError
 from .adapter import PyIcebergKms, is_pyiceberg_client
 from .client import KmsClient
 from .properties import Properties
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
@@ -46,7 +48,7 @@ _REFERENCE = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
 def kms_types() -> list[str]:
     """Return the values of ``encryption.kms-type``: the built-in ones, and those that other
     packages have registered in the entry-point group ``ags1.kms``."""
-    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*_BUILT_IN, *(entry.name for entry in _entries())})
 
 
 def is_known_type(kms_type: str) -> bool:
@@ -107,15 +109,23 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     if reference := _BUILT_IN.get(kms_type.lower()):
         return _make(reference, properties)
     check_type(properties)
-    entries = entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
     # A value may name extras behind the reference: "package.module:Name [extra]".
-    references = {entry.value.partition("[")[0].strip() for entry in entries}
+    references = {
+        entry.value.partition("[")[0].strip() for entry in _entries().select(name=kms_type)
+    }
     if len(references) > 1:
         raise KmsConfigurationError(
             f"{KMS_TYPE} is {kms_type!r}, which is registered more than once: set {KMS_IMPL} to "
             f"one of {', '.join(sorted(references))}"
         )
     return _make(references.pop(), properties)
+
+
+def _entries() -> EntryPoints:
+    # Imported late: it takes a tenth of the start of a command, which seldom needs it.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _load(reference: str) -> Any:

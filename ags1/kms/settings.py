@@ -232,7 +232,8 @@ def variable_of(name: str) -> str:
 
 
 def _kms_variables(environ: Mapping[str, str]) -> list[str]:
-    names = (name for name, value in environ.items() if name.startswith(_PREFIX) and value)
+    # Values only where they are needed: os.environ decodes each of them, for each file of fsspec's.
+    names = (name for name in environ if name.startswith(_PREFIX) and environ[name])
     return sorted(name for name in names if name != _KEY_VARIABLE)
 
 
