@@ -23,10 +23,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import fsspec
 import pytest
 from click.testing import CliRunner, Result
@@ -46,8 +48,9 @@ from ags1.keys import Keychain, Sidecar, keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
 
 BLOCK = 1 << 20
-# With blocks this small, a GiB takes half a minute: the room for a larger file may not be there.
+# With blocks this small, a file of this size takes eight seconds.
 TAKES_LONG = ("--block-size", "16")
+LONG = 1 << 28
 TEXT = b"some text, 26 bytes of it\n"
 VECTORS = Path(__file__).parents[1] / "vectors"
 
@@ -93,18 +96,19 @@ def fail(code: int, *arguments: object, data: bytes = b"") -> str:
     return result.stderr
 
 
-def start(
-    *arguments: object, program: Sequence[str] = ("-m", "ags1"), **options: Any
-) -> subprocess.Popen[bytes]:
-    """Start the command line in a process of its own."""
-    defaults = {
+def start(*arguments: object, anew: bool = False, **options: Any) -> subprocess.Popen[bytes]:
+    """Start the command line in a process of its own: a fork of this one or, ``anew``, a new
+    Python, for what Python does itself when it starts or ends."""
+    options = {
         "env": python_environment(),
         "stdin": subprocess.DEVNULL,
         "stderr": subprocess.PIPE,
+        **options,
     }
-    return subprocess.Popen(
-        [sys.executable, *program, *map(str, arguments)], **{**defaults, **options}
-    )
+    words = [str(argument) for argument in arguments]
+    if anew:
+        return subprocess.Popen([sys.executable, "-m", "ags1", *words], **options)
+    return forked.popen(words, **options)
 
 
 def execute(*arguments: object, **options: Any) -> tuple[int, bytes, bytes]:
@@ -666,7 +670,8 @@ def test_a_reader_that_goes_away_is_no_message(home: Path) -> None:
         end, other_end = os.pipe()
         os.close(end)
         with open(given or os.devnull, "rb") as stdin:
-            with start(*arguments, stdin=stdin, stdout=other_end) as process:
+            anew = arguments[0] == "--version"
+            with start(*arguments, stdin=stdin, stdout=other_end, anew=anew) as process:
                 os.close(other_end)
                 _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (141, b"")
@@ -679,9 +684,11 @@ def test_a_full_or_closed_output_is_one_line(home: Path) -> None:
     close = functools.partial(os.close, 1)
     for arguments in (["cat", "a.ags1"], ["verify", "a.ags1"], ["inspect", "a.ags1", "--json"]):
         with open("/dev/full", "wb") as full:
-            code, _, errors = execute(*arguments, stdout=full)
+            code, _, errors = execute(*arguments, stdout=full, anew=arguments[0] == "verify")
         assert (code, errors) == (6, b"ags1: standard output: No space left on device\n")
-        code, _, errors = execute(*arguments, stdout=None, preexec_fn=close)
+        code, _, errors = execute(
+            *arguments, stdout=None, preexec_fn=close, anew=arguments[0] == "cat"
+        )
         assert (code, errors) == (6, b"ags1: standard output: Bad file descriptor\n")
     with open("/dev/full", "wb") as full:
         code, _, errors = execute("--help", stdout=full)
@@ -717,7 +724,10 @@ def test_output_that_does_not_block_is_written_whole(
     pipe = ["stdout", "stderr"][descriptor - 1]
     environment = python_environment() | {"PYTHONUNBUFFERED": unbuffered}
     with start(
-        *arguments, **{"stdout": subprocess.PIPE, pipe: writing}, env=environment
+        *arguments,
+        **{"stdout": subprocess.PIPE, pipe: writing},
+        env=environment,
+        anew=arguments[0] == "inspect",
     ) as process:
         # The reader comes when the pipe is full, or the process has ended.
         wait_for(lambda: process.poll() is not None or not select.select([], [writing], [], 0)[1])
@@ -749,7 +759,13 @@ def test_output_that_does_not_fit_is_an_error(home: Path, unbuffered: str) -> No
 
     for arguments in (["cat", "a.ags1"], ["inspect", "a.ags1", "--blocks"]):
         with open("out", "wb") as out:
-            code, _, errors = execute(*arguments, stdout=out, env=environment, preexec_fn=limit)
+            code, _, errors = execute(
+                *arguments,
+                stdout=out,
+                env=environment,
+                preexec_fn=limit,
+                anew=arguments[0] == "cat",
+            )
         assert (code, errors) == (6, b"ags1: standard output: File too large\n")
     # A message that is lost is no success.
     with open("/dev/full", "wb") as full:
@@ -775,7 +791,7 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(home: Path) -> None:
     (home / "é").write_bytes(TEXT)
     succeed("encrypt", "é")
     ascii_only = python_environment() | {"PYTHONIOENCODING": "ascii"}
-    assert execute("verify", "é.ags1", env=ascii_only)[:2] == (0, b"\\xe9.ags1: OK\n")
+    assert execute("verify", "é.ags1", env=ascii_only, anew=True)[:2] == (0, b"\\xe9.ags1: OK\n")
 
 
 # Of `make test`: by a pipe, a link and "-".
@@ -799,6 +815,22 @@ def test_standard_output_by_every_name(home: Path, name: str) -> None:
         fail(2, *wrong, "-o", name)
 
 
+def from_a_pipe(write: Callable[[str], object], fifo: str | None = None) -> bytes:
+    """Return what ``write`` writes to the name of a pipe of this process, or to ``fifo``."""
+    reading, writing = (fifo, None) if fifo else os.pipe()
+
+    def content() -> bytes:
+        with open(reading, "rb") as file:
+            return file.read()
+
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(content)
+        write(fifo or f"/dev/fd/{writing}")
+        if writing is not None:
+            os.close(writing)
+        return read.result(60)
+
+
 def test_pipes_and_devices_are_written_as_streams(home: Path) -> None:
     data = os.urandom(3 * BLOCK)
     (home / "a").write_bytes(data)
@@ -806,23 +838,27 @@ def test_pipes_and_devices_are_written_as_streams(home: Path) -> None:
     os.mkfifo("fifo")
     # The shell's names of pipes, for outputs, sidecars and inputs.
     script = """set -e; ags1() { "$PYTHON" -m ags1 "$@"; }
-    ags1 decrypt a.ags1 -o >(cat > b)
-    ags1 encrypt a -o >(cat > b.ags1) --sidecar b.keys
-    ags1 encrypt a -o c.ags1 --sidecar >(cat > c.keys)
-    ags1 encrypt a -o - --sidecar >(cat > d.keys) > d.ags1
-    ags1 encrypt <(cat a) -o f.ags1 --sidecar f.keys
-    cat fifo > g & ags1 decrypt a.ags1 -o fifo; wait
+    ags1 encrypt <(cat a) -o b.ags1 --sidecar >(cat > b.keys)
     """
     environment = python_environment() | {"PYTHON": sys.executable}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
-    for plain in "bg":
-        wait_for(lambda plain=plain: (home / plain).stat().st_size >= len(data))
-        assert (home / plain).read_bytes() == data
-    for sealed in "bcdf":
-        # What the shell has started may end later than the shell.
-        arguments = ["verify", f"{sealed}.ags1", "--sidecar", f"{sealed}.keys"]
-        wait_for(lambda arguments=arguments: run(*arguments).exit_code == 0)
+    # What the shell has started may end later than the shell.
+    wait_for(lambda: run("verify", "b.ags1", "--sidecar", "b.keys").exit_code == 0)
+    assert from_a_pipe(lambda pipe: succeed("decrypt", "a.ags1", "-o", pipe)) == data
+    assert from_a_pipe(lambda _: succeed("decrypt", "a.ags1", "-o", "fifo"), "fifo") == data
+    (home / "c.ags1").write_bytes(
+        from_a_pipe(lambda pipe: succeed("encrypt", "a", "-o", pipe, "--sidecar", "c.keys"))
+    )
+    sealed = []
+
+    def to_standard_output(pipe: str) -> None:
+        sealed.append(succeed("encrypt", "a", "-o", "-", "--sidecar", pipe).stdout_bytes)
+
+    (home / "d.keys").write_bytes(from_a_pipe(to_standard_output))
+    (home / "d.ags1").write_bytes(sealed[0])
+    for name in "cd":
+        succeed("verify", f"{name}.ags1", "--sidecar", f"{name}.keys")
     assert stat.S_ISFIFO(os.stat("fifo").st_mode)
     assert succeed("decrypt", "a.ags1", "-o", "/dev/null").stdout == ""
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
@@ -840,7 +876,7 @@ def test_closed_standard_descriptors_do_no_harm(home: Path) -> None:
 
     code, _, _ = execute("encrypt", "a", "-Z", preexec_fn=close_all)
     assert code == 2
-    code, _, _ = execute("encrypt", "a", preexec_fn=close_all)
+    code, _, _ = execute("encrypt", "a", preexec_fn=close_all, anew=True)
     assert code == 0
     succeed("verify", "a.ags1")
     code, _, errors = execute("encrypt", "-", "-o", "b", preexec_fn=functools.partial(os.close, 0))
@@ -1088,8 +1124,8 @@ def test_a_name_with_control_characters_is_escaped(home: Path) -> None:
 def test_a_name_that_is_not_unicode_works(home: Path) -> None:
     name = os.fsdecode(b"\xff.bin")
     (home / name).write_bytes(TEXT)
-    assert execute("encrypt", name)[0] == 0
-    code, out, errors = execute("verify", f"{name}.ags1", "--json")
+    succeed("encrypt", name)
+    code, out, errors = execute("verify", f"{name}.ags1", "--json", anew=True)
     assert (code, errors) == (0, b"")
     assert json.loads(out)["file"] == f"{name}.ags1"
 
@@ -1351,7 +1387,7 @@ def test_completion_completes() -> None:
         "COMP_WORDS": "ags1 de",
         "COMP_CWORD": "1",
     }
-    code, out, _ = execute(env=environment)
+    code, out, _ = execute(env=environment, anew=True)
     assert (code, out) == (0, b"plain,decrypt\n")
 
 
@@ -1423,7 +1459,7 @@ def test_an_interrupted_large_file_leaves_nothing(
     home: Path, number: signal.Signals, code: int, threads: int
 ) -> None:
     with (home / "big").open("wb") as file:
-        file.truncate(1 << 30)
+        file.truncate(LONG)
     arguments = ["encrypt", "big", *TAKES_LONG, "--threads", threads, "--no-fsync"]
     with start(*arguments) as process:
         wait_for(lambda: is_writing(process, home))
@@ -1544,13 +1580,19 @@ class Interrupted(BaseException):
     pass
 
 
-def at_step(number: int, *, after: bool, act: Callable[[], None]) -> pytest.MonkeyPatch:
-    """Have ``act`` happen before or after the ``number``-th change of the file system."""
+def at_step(
+    number: int, *, after: bool, act: Callable[[], None], crash: bool = False
+) -> pytest.MonkeyPatch:
+    """Have ``act`` happen before or after the ``number``-th step. A file that is opened to read it
+    is a step too, but not for a ``crash``: on the disk it is the same before and after."""
     patch = pytest.MonkeyPatch()
     count = 0
+    opening = os.open
 
     def step(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         nonlocal count
+        if crash and call is opening and not arguments[1] & (os.O_WRONLY | os.O_RDWR):
+            return call(*arguments, **options)
         count += 1
         mine = count
         if mine == number and not after:
@@ -1585,7 +1627,7 @@ def test_no_crash_parts_a_file_from_its_key(home: Path, before: str, after: bool
         reset(home, saved)
         child = os.fork()
         if child == 0:
-            at_step(number, after=after, act=functools.partial(os._exit, 9))
+            at_step(number, after=after, act=functools.partial(os._exit, 9), crash=True)
             do(home, old_keys)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -1645,7 +1687,7 @@ def test_an_orphan_sidecar_is_taken_up_after_any_crash(home: Path, after: bool) 
         reset(home, saved)
         child = os.fork()
         if child == 0:
-            at_step(number, after=after, act=functools.partial(os._exit, 9))
+            at_step(number, after=after, act=functools.partial(os._exit, 9), crash=True)
             do(home, OldKeys.KEEP)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -1767,7 +1809,7 @@ def test_a_long_run_shows_a_bar_and_a_short_one_does_not(home: Path) -> None:
     (home / "short").write_bytes(TEXT)
     assert terminal_output("encrypt", "short") == (0, b"")
     with (home / "long").open("wb") as file:
-        file.truncate(1 << 30)
+        file.truncate(LONG)
     master, terminal = pty.openpty()
     arguments = ["encrypt", "long", *TAKES_LONG, "--threads", "1"]
     terminals = python_environment() | {"TERM": "xterm"}

@@ -368,7 +368,9 @@ def test_a_library_that_is_missing_is_one_line(home: Path) -> None:
     (home / "boto3.py").write_text("raise ImportError('none', name='boto3')")
     environment = python_environment()
     environment["PYTHONPATH"] = f"{home}{os.pathsep}{environment['PYTHONPATH']}"
-    code, _, errors = execute("encrypt", "a", "--kms", "aws", "--key", "k", env=environment)
+    code, _, errors = execute(
+        "encrypt", "a", "--kms", "aws", "--key", "k", env=environment, anew=True
+    )
     assert (code, errors.count(b"\n")) == (5, 1)
     assert b"ags1[aws]" in errors
 
@@ -424,16 +426,6 @@ def test_the_group_alone_shows_its_help() -> None:
 # -- passphrases
 
 
-# The work for scrypt is another one than the default, and written in each keyring.
-WITH_CHEAP_SCRYPT = (
-    "-c",
-    "from ags1.kms import passphrase\n"
-    "passphrase._SCRYPT_N = 1 << 10\n"
-    "from ags1.cli import main\n"
-    "main()",
-)
-
-
 def on_a_terminal(*arguments: object, answers: list[str], **options: Any) -> tuple[int, str]:
     """Run with a terminal of its own; give each answer to one question. Returns exit code and what
     the terminal showed."""
@@ -446,7 +438,6 @@ def on_a_terminal(*arguments: object, answers: list[str], **options: Any) -> tup
 
     with start(
         *arguments,
-        program=WITH_CHEAP_SCRYPT,
         preexec_fn=own_terminal,
         stdin=terminal,
         stderr=terminal,
@@ -602,7 +593,6 @@ def test_keygen_makes_a_protected_keyring(home: Path, passphrase: Path) -> None:
     done = execute(
         *keygen,
         "f.json",
-        program=WITH_CHEAP_SCRYPT,
         env=python_environment() | settings,
         start_new_session=True,
     )
@@ -1047,7 +1037,7 @@ def test_no_crash_of_rewrapping_loses_a_key(home: Path, after: bool, crash: bool
         child = os.fork()
         if child == 0:
             act = functools.partial(os._exit, 9) if crash else interrupt
-            patch = at_step(number, after=after, act=act)
+            patch = at_step(number, after=after, act=act, crash=crash)
             finished = False
             with contextlib.suppress(Interrupted):
                 wrap_anew("a.ags1.keys", how(kms, "new"))
@@ -1106,7 +1096,7 @@ def test_completion_knows_the_kmss() -> None:
         "COMP_WORDS": "ags1 encrypt --kms a",
         "COMP_CWORD": "3",
     }
-    code, out, _ = execute(env=environment)
+    code, out, _ = execute(env=environment, anew=True)
     assert (code, out.split()) == (0, [b"plain,aws", b"plain,azure"])
 
 

@@ -60,6 +60,8 @@ def table(command: str, name: str, *arguments: object, data: bytes = b"") -> dic
     return said
 
 
+# Of `make test`: in Glue; the test below has a table in DynamoDB.
+@pytest.mark.slow_variants("dynamodb")
 def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
     made = create(LocalKms(), "default")
     for number in (1, 2):

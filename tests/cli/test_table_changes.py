@@ -15,6 +15,7 @@ import re
 import resource
 import select
 import shlex
+import shutil
 import signal
 import termios
 import uuid
@@ -118,14 +119,23 @@ ONE = {
 }
 
 
+@pytest.fixture(scope="module")
+def lakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the lake, and of a copy of it with one table. The metadata of a table has
+    absolute paths, so that all tests have the lake at the same place."""
+    return tmp_path_factory.mktemp("lakes")
+
+
 @pytest.fixture(autouse=True)
-def catalog(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def catalog(home: Path, lakes: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A SQL catalog 'prod' in PyIceberg's configuration, for this process and its children."""
     pytest.importorskip("sqlalchemy")
     from pyiceberg.catalog import _ENV_CONFIG
 
-    place = home.parent / "lake"
+    place = lakes / "lake"
+    shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
+    (home.parent / "lake").symlink_to(place)
     properties = {
         "type": "sql",
         "uri": f"sqlite:///{place}/catalog.db",
@@ -213,17 +223,25 @@ def data_keys(name: str = "db.t") -> list[KeyMetadata]:
 
 def stored(name: str = "t") -> list[Path]:
     """Return a table's files but for its metadata.json."""
-    place = Path.cwd().parent / "lake" / "w" / "db" / name
+    place = (Path.cwd().parent / "lake").resolve() / "w" / "db" / name
     files = (path for path in place.rglob("*") if path.is_file())
     return sorted(path for path in files if not path.name.endswith(".metadata.json"))
 
 
 @pytest.fixture
-def filled() -> EncryptedTable:
-    """The table db.t with ROWS in two files."""
-    create()
-    append(ROWS[:3])
-    append(ROWS[3:])
+def filled(home: Path, lakes: Path) -> EncryptedTable:
+    """The table db.t with ROWS in two files. It is made once, and each test gets a copy."""
+    keyring = home.parent / "config" / "ags1" / "keyring.json"
+    made = lakes / "made"
+    if made.exists():
+        shutil.copy(made / keyring.name, keyring)
+        shutil.copytree(made / "lake", lakes / "lake", dirs_exist_ok=True)
+    else:
+        create()
+        append(ROWS[:3])
+        append(ROWS[3:])
+        shutil.copytree(lakes / "lake", made / "lake")
+        shutil.copy(keyring, made / keyring.name)
     return load()
 
 

@@ -21,9 +21,9 @@ from ags1.iceberg import EncryptedTable, verify_table
 from ags1.kms import create_key
 
 from .test_files import home, run
-from .test_table_changes import ROWS, catalog, fail, filled, ids, load, table
+from .test_table_changes import ROWS, catalog, fail, filled, ids, lakes, load, table
 
-__all__ = ["catalog", "filled", "home"]
+__all__ = ["catalog", "filled", "home", "lakes"]
 
 DAY = 24 * 60 * 60
 
