@@ -21,8 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
+import forked
 import pytest
-from conftest import RunPython, python_environment
+from conftest import python_environment
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
@@ -36,7 +37,7 @@ from ags1.errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
-from ags1.host import private_file
+from ags1.host import atomic, private_file
 from ags1.host.atomic import AtomicFile
 from ags1.kms import KmsClient, LocalKms, create_key, default_keyring_path
 from ags1.kms import from_properties as kms_from_properties
@@ -304,21 +305,30 @@ def test_in_roots_keyring_only_writing_is_refused(
 # Files in a folder that a link names, as Kubernetes mounts secrets. In a user name space of its own
 # a process is root: it may mount, and it owns the files.
 _MOUNTED = """
-mount -t tmpfs none "$0" && cd "$0" && mkdir ..2026 && cp "$1" "$2" ..2026/
-chmod "$3" ..2026/* && ln -s ..2026 ..data && ln -s ..data/keyring.json ..data/passphrase .
-mount -o remount,ro "$0" && exec "$4" -c "$5"
+for mode in 400 440 444; do
+    mkdir "$0/$mode" && mount -t tmpfs none "$0/$mode" && cd "$0/$mode"
+    mkdir ..2026 && cp "$1" "$2" ..2026/ && chmod $mode ..2026/*
+    ln -s ..2026 ..data && ln -s ..data/keyring.json ..data/passphrase .
+    mount -o remount,ro "$0/$mode"
+done
+exec "$3" -c "$4"
 """
 _USED = """
+import os
 from ags1.errors import KmsAccessDeniedError
 from ags1.kms import LocalKms
 def tried(call):
     try:
-        return call()
+        return str(call())
     except KmsAccessDeniedError as error:
-        return error
-for allow in (False, True):
-    kms = LocalKms("keyring.json", "passphrase", allow_readable=allow)
-    print(tried(kms.names), tried(lambda: kms.create_key("b")), sep="\\n")
+        return str(error)
+for mode in ("400", "440", "444"):
+    os.chdir(f"../{mode}")
+    said = [mode]
+    for allow in (False, True):
+        kms = LocalKms("keyring.json", "passphrase", allow_readable=allow)
+        said += [tried(kms.names), tried(lambda: kms.create_key("b"))]
+    print(*said, sep="\\t")
 """
 
 
@@ -326,32 +336,34 @@ for allow in (False, True):
     subprocess.call(["unshare", "-rm", "true"], stderr=subprocess.DEVNULL) != 0,
     reason="only in a name space of its own a process may mount",
 )
-@pytest.mark.parametrize("mode", [0o400, 0o440, 0o444])
-def test_a_mounted_secret(
-    protected: Path, passphrase_file: Path, tmp_path: Path, mode: int
-) -> None:
-    (mount := tmp_path / "mount").mkdir()
-    script = [str(mount), str(protected), str(passphrase_file), f"{mode:o}", sys.executable, _USED]
+def test_a_mounted_secret(protected: Path, passphrase_file: Path, tmp_path: Path) -> None:
+    (place := tmp_path / "mount").mkdir()
+    script = [place, protected, passphrase_file, sys.executable, _USED]
     run = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", _MOUNTED, *script],
+        ["unshare", "-rm", "sh", "-ec", _MOUNTED, *map(str, script)],
         capture_output=True,
         text=True,
         env=python_environment(),
         check=True,
         timeout=60,
     )
-    default, changed, allowed, changed_too = run.stdout.splitlines()
-    assert allowed == "['default']"
-    assert changed_too.endswith(
-        "its file system is read-only: change the original, and mount it again"
-    )
-    if mode == 0o400:
-        assert (default, changed) == (allowed, changed_too)
-    else:
-        assert default == changed
-        assert "is open to others" in default
-        assert "mount it with mode 0400 (Kubernetes: defaultMode), or set kms.allow-read" in default
-        assert "chmod" not in default
+    seen = [line.split("\t") for line in run.stdout.splitlines()]
+    assert [mode for mode, *_ in seen] == ["400", "440", "444"]
+    for mode, default, changed, allowed, changed_too in seen:
+        assert allowed == "['default']"
+        assert changed_too.endswith(
+            "its file system is read-only: change the original, and mount it again"
+        )
+        if mode == "400":
+            assert (default, changed) == (allowed, changed_too)
+        else:
+            assert default == changed
+            assert "is open to others" in default
+            assert (
+                "mount it with mode 0400 (Kubernetes: defaultMode), or set kms.allow-read"
+                in default
+            )
+            assert "chmod" not in default
 
 
 def test_the_property_that_allows_others_to_read(
@@ -562,21 +574,11 @@ def test_close_forgets_the_keys_and_the_client_can_go_on(keyring: Path) -> None:
     assert kms.unwrap_key(wrapped, "default") == KEY
 
 
-def test_keys_made_by_many_processes_at_once_are_all_there(
-    keyring: Path, run_python: RunPython
-) -> None:
-    run_python(
-        """
-import subprocess, sys
-code = "import sys; from ags1.kms import create_key; create_key(sys.argv[1], sys.argv[2])"
-children = [
-    subprocess.Popen([sys.executable, "-c", code, sys.argv[1], f"key{i}"]) for i in range(8)
-]
-assert [child.wait() for child in children] == [0] * 8
-""",
-        keyring,
-    )
-    assert LocalKms(str(keyring)).names() == ["default", *(f"key{i}" for i in range(8))]
+def test_keys_made_by_many_processes_at_once_are_all_there(keyring: Path) -> None:
+    names = [f"key{number}" for number in range(8)]
+    creating = [functools.partial(create_key, str(keyring), name) for name in names]
+    assert forked.at_once(*creating) == [0] * 8
+    assert LocalKms(str(keyring)).names() == ["default", *names]
 
 
 @pytest.mark.parametrize(
@@ -796,10 +798,13 @@ def opened_independently(keyring: Path, passphrase: bytes) -> Any:
     return json.loads(cipher.decrypt(sealed[:12], sealed[12:], header_of(document)))
 
 
+# The documented work takes half a second each time.
+@pytest.mark.parametrize("n", [1 << 10, pytest.param(SCRYPT_N, marks=pytest.mark.slow)])
 def test_a_passphrase_seals_the_keys_as_documented(
-    keyring: Path, monkeypatch: pytest.MonkeyPatch
+    keyring: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    monkeypatch.setattr(passphrase_module, "_SCRYPT_N", SCRYPT_N)
+    assert SCRYPT_N == 131072
+    monkeypatch.setattr(passphrase_module, "_SCRYPT_N", n)
     before = json.loads(keyring.read_bytes())
     before["note"] = "kept"
     keyring.write_text(json.dumps(before))
@@ -807,7 +812,7 @@ def test_a_passphrase_seals_the_keys_as_documented(
     set_passphrase(str(keyring), PASSPHRASE)
     after = json.loads(keyring.read_bytes())
     salt = after["protection"].pop("salt")
-    assert after["protection"] == {"kdf": "scrypt", "n": 131072, "r": 8, "p": 1}
+    assert after["protection"] == {"kdf": "scrypt", "n": n, "r": 8, "p": 1}
     assert len(base64.b64decode(salt)) == 16
     assert (after["version"], after["note"]) == (2, "kept")
     assert opened_independently(keyring, PASSPHRASE) == before["keys"]
@@ -1226,12 +1231,10 @@ def test_ctrl_c_at_the_question_is_no_answer(protected: Path) -> None:
     kms.wrap_key(KEY, "default")
 
 
-def test_nobody_waits_for_the_lock_while_somebody_is_asked(
-    protected: Path, run_python: RunPython
-) -> None:
+def test_nobody_waits_for_the_lock_while_somebody_is_asked(protected: Path) -> None:
     def ask() -> bytes:
-        create = "import sys; from ags1.kms import create_key as c; c(sys.argv[1], 'b', passphrase"
-        run_python(f"{create}={PASSPHRASE!r})", protected)
+        create = functools.partial(create_key, str(protected), "b", passphrase=PASSPHRASE)
+        assert forked.at_once(create) == [0]
         return PASSPHRASE
 
     LocalKms(str(protected), passphrase=ask).create_key("a")
@@ -1364,12 +1367,8 @@ def test_a_passphrase_does_not_travel_and_does_not_show(
 
 
 def test_versions_made_by_many_processes_at_once_are_all_there(keyring: Path) -> None:
-    code = "import sys; from ags1.kms import LocalKms; LocalKms(sys.argv[1]).rotate_key('default')"
-    children = [
-        subprocess.Popen([sys.executable, "-c", code, str(keyring)], env=python_environment())
-        for _ in range(6)
-    ]
-    assert [child.wait(120) for child in children] == [0] * 6
+    rotating = functools.partial(LocalKms(str(keyring)).rotate_key, "default")
+    assert forked.at_once(*[rotating] * 6) == [0] * 6
     info = LocalKms(str(keyring)).describe_key("default")
     assert [version.version for version in info.versions] == list("1234567")
     assert len({version.fingerprint for version in info.versions}) == 7
@@ -1378,103 +1377,70 @@ def test_versions_made_by_many_processes_at_once_are_all_there(keyring: Path) ->
 
 def test_a_protected_keyring_made_by_many_processes_at_once_is_one(tmp_path: Path) -> None:
     path = tmp_path / "keyring.json"
-    code = (
-        "import sys; from ags1.kms import create_key, passphrase; passphrase._SCRYPT_N = 1024; "
-        f"create_key(sys.argv[1], sys.argv[2], passphrase={PASSPHRASE!r})"
-    )
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(path), f"key{number}"], env=python_environment()
-        )
-        for number in range(6)
-    ]
-    assert [child.wait(120) for child in children] == [0] * 6
-    assert sorted(opened_independently(path, PASSPHRASE)) == [f"key{n}" for n in range(6)]
+    names = [f"key{number}" for number in range(6)]
+    create = functools.partial(create_key, str(path), passphrase=PASSPHRASE)
+    assert forked.at_once(*(functools.partial(create, name) for name in names)) == [0] * 6
+    assert sorted(opened_independently(path, PASSPHRASE)) == names
 
 
-CHANGES = {
-    "create_key": "LocalKms(path, passphrase=passphrase).create_key('new')",
-    "rotate_key": "LocalKms(path, passphrase=passphrase).rotate_key('default')",
-    "set_passphrase": "local.set_passphrase(path, b'new', passphrase)",
-    "remove_passphrase": "local.remove_passphrase(path, passphrase)",
-}
-ENDS = {
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-    "Ctrl-C": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+CHANGES: dict[str, Callable[[str], object]] = {
+    "create_key": lambda path: LocalKms(path, passphrase=PASSPHRASE).create_key("new"),
+    "rotate_key": lambda path: LocalKms(path, passphrase=PASSPHRASE).rotate_key("default"),
+    "set_passphrase": lambda path: set_passphrase(path, b"new", PASSPHRASE),
+    "remove_passphrase": lambda path: remove_passphrase(path, PASSPHRASE),
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_end_before_the_new_keyring_has_its_name_leaves_the_old_one(
-    protected: Path, change: str, end: str
+    protected: Path, change: str, end: signal.Signals
 ) -> None:
     before = protected.read_bytes()
-    statement, exit_code = ENDS[end]
-    script = f"""
-import os, signal, sys
-from ags1.host import atomic
-from ags1.kms import LocalKms, local, passphrase as module
-path, passphrase = sys.argv[1], {PASSPHRASE!r}
-module._SCRYPT_N = 1024
 
-def publish(temporary, *_, **__):
-    assert os.path.getsize(temporary) > 100
-    {statement}
+    def publish(temporary: str, *_: object, **__: object) -> None:
+        assert os.path.getsize(temporary) > 100
+        signal.raise_signal(end)
 
-atomic.publish = publish
-{CHANGES[change]}
-"""
-    child = subprocess.run(
-        [sys.executable, "-c", script, str(protected)],
-        env=python_environment(),
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert child.returncode == exit_code, child.stderr.decode()
+    def interrupted() -> None:
+        atomic.publish = publish
+        CHANGES[change](str(protected))
+
+    assert forked.at_once(interrupted) == [-end]
     assert protected.read_bytes() == before
     left = {entry.name for entry in protected.parent.iterdir()}
-    if end == "Ctrl-C":
+    if end == signal.SIGINT:
         assert left == {"keyring.json", "keyring.json.lock"}
     # The lock died with its holder, and the next change goes through.
     info = LocalKms(str(protected), passphrase=PASSPHRASE).rotate_key("default")
     assert info.current_version == "2"
 
 
-def test_a_child_forked_meanwhile_does_not_keep_the_lock(
-    keyring: Path, run_python: RunPython
-) -> None:
-    run_python(
-        """
-import os, signal, sys, threading
-from ags1.host import private_file
-from ags1.kms import LocalKms
+def test_a_child_forked_meanwhile_does_not_keep_the_lock(keyring: Path) -> None:
+    def rotate_while_forking() -> None:
+        write, children = private_file.write, []
 
-write, children = private_file.write, []
+        def forking(*args: Any, **kwargs: Any) -> None:
+            child = os.fork()
+            if not child:
+                signal.pause()
+            children.append(child)
+            write(*args, **kwargs)
 
-def forking(*args, **kwargs):
-    child = os.fork()
-    if not child:
-        signal.pause()
-    children.append(child)
-    write(*args, **kwargs)
+        private_file.write = forking
+        kms = LocalKms(str(keyring))
+        kms.rotate_key("default")
+        private_file.write = write
+        second = threading.Thread(target=kms.rotate_key, args=("default",), daemon=True)
+        second.start()
+        second.join(30)
+        waited = second.is_alive()
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+        assert not waited
+        assert kms.describe_key("default").current_version == "3"
 
-private_file.write = forking
-kms = LocalKms(sys.argv[1])
-kms.rotate_key("default")
-private_file.write = write
-second = threading.Thread(target=kms.rotate_key, args=("default",), daemon=True)
-second.start()
-second.join(30)
-waited = second.is_alive()
-os.kill(children[0], signal.SIGKILL)
-os.waitpid(children[0], 0)
-assert not waited
-assert kms.describe_key("default").current_version == "3"
-""",
-        keyring,
-    )
+    assert forked.at_once(rotate_while_forking) == [0]
 
 
 def test_every_change_keeps_a_link_and_the_mode(protected: Path, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -227,10 +228,12 @@ def test_values_that_are_no_text_are_refused_without_quoting_them(name: str, val
 
 
 @pytest.fixture
-def install(tmp_path: Path) -> Any:
-    """Put a distribution with entry points of ours, as pip leaves it, in a folder of its own."""
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Put a distribution with entry points of ours, as pip leaves it, in a folder of its own, which
+    this process imports from."""
+    monkeypatch.syspath_prepend(tmp_path)
 
-    def distribution(name: str, entry_points: str) -> Path:
+    def distribution(name: str, entry_points: str) -> None:
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -246,114 +249,82 @@ def install(tmp_path: Path) -> Any:
             "    def generate_key(self, key_id, key_size): raise NotImplementedError\n"
             "    def close(self): pass\n"
         )
-        return tmp_path
 
-    return distribution
+    before = set(sys.modules)
+    yield distribution
+    for name in set(sys.modules) - before:
+        if name.endswith("_module"):
+            del sys.modules[name]
 
 
-WITH_INSTALLED = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from ags1.errors import KmsConfigurationError
-from ags1.kms import from_properties, kms_types
-
-def refused(kms_type):
-    try:
+def refused(kms_type: str) -> str:
+    with pytest.raises(KmsConfigurationError) as caught:
         from_properties({"encryption.kms-type": kms_type})
-    except KmsConfigurationError as error:
-        return str(error)
-"""
+    return str(caught.value)
 
 
-def test_an_installed_package_adds_a_type(install: Any, run_python: RunPython) -> None:
-    folder = install("hsm", "hsm = hsm_module:Kms\nHsm2 = hsm_module:Kms [extra]")
-    run_python(
-        WITH_INSTALLED
-        + """
-assert "hsm" in kms_types() and "aws" in kms_types()
-assert "hsm_module" not in sys.modules
-for kms_type in ("hsm", "Hsm2"):
-    properties = {"encryption.kms-type": kms_type, "a": "b"}
-    kms = from_properties(properties)
-    assert type(kms).__module__ == "hsm_module"
-    assert kms.properties == properties
-assert "hsm" in refused("other")
-assert "it is one of" in refused("hsm2")
-""",
-        folder,
-    )
+def test_an_installed_package_adds_a_type(install: Any) -> None:
+    install("hsm", "hsm = hsm_module:Kms\nHsm2 = hsm_module:Kms [extra]")
+    assert {"hsm", "aws"} <= set(kms_types())
+    assert "hsm_module" not in sys.modules
+    for kms_type in ("hsm", "Hsm2"):
+        properties = {"encryption.kms-type": kms_type, "a": "b"}
+        kms: Any = from_properties(properties)
+        assert type(kms).__module__ == "hsm_module"
+        assert kms.properties == properties
+    assert "hsm" in refused("other")
+    assert "it is one of" in refused("hsm2")
 
 
-def test_a_package_cannot_take_the_place_of_ours(install: Any, run_python: RunPython) -> None:
-    folder = install("evil", "local = evil_module:Kms")
-    run_python(
-        WITH_INSTALLED
-        + """
-assert kms_types().count("local") == 1
-assert type(from_properties({"encryption.kms-type": "local"})).__module__ == "ags1.kms.local"
-assert "evil_module" not in sys.modules
-""",
-        folder,
-    )
+def test_a_package_cannot_take_the_place_of_ours(install: Any) -> None:
+    install("evil", "local = evil_module:Kms")
+    assert kms_types().count("local") == 1
+    assert type(from_properties({"encryption.kms-type": "local"})) is LocalKms
+    assert "evil_module" not in sys.modules
 
 
-def test_a_type_of_two_packages_is_refused(install: Any, run_python: RunPython) -> None:
+def test_a_type_of_two_packages_is_refused(install: Any) -> None:
     install("one", "hsm = one_module:Kms\nsame = one_module:Kms")
-    folder = install("two", "hsm = two_module:Kms\nsame = one_module:Kms")
-    run_python(
-        WITH_INSTALLED
-        + """
-message = refused("hsm")
-assert "one_module:Kms, two_module:Kms" in message and "encryption.kms-impl" in message, message
-assert kms_types().count("hsm") == 1
-from_properties({"encryption.kms-type": "same"})
-""",
-        folder,
-    )
+    install("two", "hsm = two_module:Kms\nsame = one_module:Kms")
+    message = refused("hsm")
+    assert "one_module:Kms, two_module:Kms" in message
+    assert "encryption.kms-impl" in message
+    assert kms_types().count("hsm") == 1
+    from_properties({"encryption.kms-type": "same"})
 
 
 @pytest.mark.parametrize("place", ["broken_module", "broken_module:None_", "no_module:Kms", "a b"])
-def test_a_broken_package_is_a_configuration_error(
-    install: Any, run_python: RunPython, place: str
-) -> None:
-    folder = install("broken", f"broken = {place}")
-    run_python(WITH_INSTALLED + "assert 'the KMS client' in refused('broken')", folder)
+def test_a_broken_package_is_a_configuration_error(install: Any, place: str) -> None:
+    install("broken", f"broken = {place}")
+    assert "the KMS client" in refused("broken")
 
 
 # ---- libraries that are missing ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kms_type", "libraries", "properties"),
-    [
-        ("aws", ["boto3", "botocore"], {"client.region": "eu-central-1"}),
-        ("vault", ["requests"], {"kms.vault.url": "http://127.0.0.1:1", "kms.vault.token": "t"}),
-        ("gcp", ["google.cloud.kms", "google.cloud.kms_v1"], {}),
-        (
-            "azure",
-            ["azure.keyvault.keys", "azure.identity"],
-            {"azure.keyvault.url": "https://example.vault.azure.net"},
-        ),
-    ],
-)
-def test_a_missing_library_is_named_with_its_extra(
-    run_python: RunPython, kms_type: str, libraries: list[str], properties: dict[str, str]
-) -> None:
+def test_a_missing_library_is_named_with_its_extra(run_python: RunPython) -> None:
     run_python(
-        f"""
+        """
 import sys
-for name in {libraries!r}:
-    sys.modules[name] = None
 from ags1.errors import KmsConfigurationError
 from ags1.kms import from_properties, kms_types
-assert {kms_type!r} in kms_types()
-try:
-    from_properties({{"encryption.kms-type": {kms_type!r}}} | {properties!r})
-except KmsConfigurationError as error:
-    assert "pip install 'ags1[{kms_type}]'" in str(error), error
-    assert any(name in str(error) for name in {libraries!r}), error
-else:
-    raise AssertionError("made without its library")
+
+url = "https://example.vault.azure.net"
+for kms_type, libraries, properties in (
+    ("aws", ["boto3", "botocore"], {"client.region": "eu-central-1"}),
+    ("vault", ["requests"], {"kms.vault.url": "http://127.0.0.1:1", "kms.vault.token": "t"}),
+    ("gcp", ["google.cloud.kms", "google.cloud.kms_v1"], {}),
+    ("azure", ["azure.keyvault.keys", "azure.identity"], {"azure.keyvault.url": url}),
+):
+    sys.modules.update(dict.fromkeys(libraries))
+    assert kms_type in kms_types()
+    try:
+        from_properties({"encryption.kms-type": kms_type} | properties)
+    except KmsConfigurationError as error:
+        assert f"pip install 'ags1[{kms_type}]'" in str(error), error
+        assert any(name in str(error) for name in libraries), error
+    else:
+        raise AssertionError(f"{kms_type} was made without its library")
 """
     )
 
