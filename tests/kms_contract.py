@@ -11,7 +11,8 @@ import os
 import pickle
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,55 @@ def check_rights(
         else:
             with pytest.raises(KmsAccessDeniedError):
                 call()
+
+
+def check_faults(
+    client: KmsClient,
+    server: Any,
+    key_id: str,
+    faults: Iterable[tuple[Any, type[KmsError], int]],
+    token: str,
+    subtests: pytest.Subtests,
+) -> Iterator[tuple[Any, KmsError]]:
+    """Check that each fault of the server, after so many attempts, becomes an error of exactly this
+    class, which names the key and the server and shows no secret. Yields each fault with it."""
+    wrapped = client.wrap_key(KEY, key_id)
+    for fault, kind, attempts in faults:
+        server.faults.clear()
+        with subtests.test(repr(fault)):
+            for call in (
+                lambda: client.wrap_key(KEY, key_id),
+                lambda: client.unwrap_key(wrapped, key_id),
+            ):
+                server.faults.extend([fault] * attempts)
+                with pytest.raises(kind) as caught:
+                    call()
+                assert type(caught.value) is kind
+                assert not server.faults
+                assert key_id in str(caught.value)
+                assert server.url.removeprefix("https://") in str(caught.value)
+                said = everything_said(caught.value)
+                assert not any(form in said for form in [*spellings(KEY), token.encode()])
+                assert caught.value.__context__ is None
+                yield fault, caught.value
+            assert client.unwrap_key(wrapped, key_id) == KEY
+
+
+def check_passing_faults(
+    client: KmsClient, server: Any, key_id: str, faults: Iterable[Any], subtests: pytest.Subtests
+) -> None:
+    """Check that faults that pass are waited out, each for up to three times."""
+    client.wrap_key(KEY, key_id)
+    for fault in faults:
+        server.requests.clear()
+        server.faults.clear()
+        with subtests.test(repr(fault)):
+            server.faults.extend([fault] * 3)
+            wrapped = client.wrap_key(KEY, key_id)
+            assert len(server.requests) == 4
+            server.faults.append(fault)
+            assert client.unwrap_key(wrapped, key_id) == KEY
+            assert len(server.requests) == 6
 
 
 def everything_said(error: BaseException) -> bytes:

@@ -51,15 +51,19 @@ KEY_ARN = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/{KEY_ID}"
 TOKEN = "IQoJb3JpZ2luX2VjTHISISASESSIONTOKEN"
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's real credentials, configuration or proxy."""
-    for name in list(os.environ):
-        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    for name, value in dummy_environment("").items():
-        if value:
-            monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """Nobody's real credentials, configuration or proxy, and the SDK's back-off between attempts
+    takes no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+                patch.delenv(name)
+        for name, value in dummy_environment("").items():
+            if value:
+                patch.setenv(name, value)
+        patch.setattr("botocore.endpoint.time", types.SimpleNamespace(sleep=lambda seconds: 0))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +72,23 @@ def endpoint() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
+# A client takes a hundredth of a second to make, so that tests share these.
+
+
+@pytest.fixture(scope="module")
 def plain(endpoint: str) -> Any:
     """The SDK's client by itself."""
     return boto3.Session(region_name=REGION).client("kms", endpoint_url=endpoint)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def kms(endpoint: str) -> Iterator[AwsKms]:
     client = AwsKms({"client.region": REGION, "kms.endpoint": endpoint})
     yield client
     client.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def key_id(plain: Any) -> str:
     return str(plain.create_key()["KeyMetadata"]["KeyId"])
 
@@ -316,23 +323,6 @@ def faults() -> Iterator[Faults]:
     server.server_close()
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK's back-off between attempts takes no time, and it loads its data files once."""
-    import botocore.endpoint
-    import botocore.session
-
-    monkeypatch.setattr(botocore.endpoint, "time", types.SimpleNamespace(sleep=lambda seconds: 0))
-    monkeypatch.setattr(botocore.session, "create_loader", one_loader)
-
-
-@functools.cache
-def one_loader(search_path: str | None) -> Any:
-    from botocore.loaders import create_loader
-
-    return create_loader(search_path)
-
-
 def raw(status: int, body: bytes, content_type: str = "application/x-amz-json-1.1") -> Answer:
     def answer(handler: Handler, request: Request) -> None:
         handler.send_response(status)
@@ -395,24 +385,30 @@ PASSING = {
 TIMEOUTS = dict.fromkeys(PASSING, "20000") | {"slow": "500"}
 
 
-@pytest.mark.parametrize("fault", PASSING)
-def test_a_passing_fault_is_retried(faults: Faults, fault: str) -> None:
-    faults.script = [PASSING[fault], PASSING[fault], wrapped_ok]
-    kms = faults.kms(kms__read_timeout_ms=TIMEOUTS[fault])
-    assert kms.wrap_key(KEY, KEY_ID) == b"wrapped"
-    assert faults.operations == ["Encrypt"] * 3
-    assert len({request.body for request in faults.requests}) == 1
+def test_a_passing_fault_is_retried(faults: Faults, subtests: pytest.Subtests) -> None:
+    clients = {ms: faults.kms(kms__read_timeout_ms=ms) for ms in TIMEOUTS.values()}
+    for fault, answer in PASSING.items():
+        with subtests.test(fault):
+            faults.requests.clear()
+            faults.script = [answer, answer, wrapped_ok]
+            assert clients[TIMEOUTS[fault]].wrap_key(KEY, KEY_ID) == b"wrapped"
+            assert faults.operations == ["Encrypt"] * 3
+            assert len({request.body for request in faults.requests}) == 1
 
 
-@pytest.mark.parametrize("fault", PASSING)
-def test_attempts_are_bounded(faults: Faults, fault: str) -> None:
-    faults.script = [PASSING[fault]]
-    kms = faults.kms(kms__max_attempts="2", kms__read_timeout_ms=TIMEOUTS[fault])
-    with pytest.raises(KmsUnavailableError) as caught:
-        kms.wrap_key(KEY, KEY_ID)
-    assert faults.operations == ["Encrypt"] * 2
-    assert faults.url in str(caught.value)
-    assert_clean(caught.value)
+def test_attempts_are_bounded(faults: Faults, subtests: pytest.Subtests) -> None:
+    clients = {
+        ms: faults.kms(kms__max_attempts="2", kms__read_timeout_ms=ms) for ms in TIMEOUTS.values()
+    }
+    for fault, answer in PASSING.items():
+        with subtests.test(fault):
+            faults.requests.clear()
+            faults.script = [answer]
+            with pytest.raises(KmsUnavailableError) as caught:
+                clients[TIMEOUTS[fault]].wrap_key(KEY, KEY_ID)
+            assert faults.operations == ["Encrypt"] * 2
+            assert faults.url in str(caught.value)
+            assert_clean(caught.value)
 
 
 def test_max_attempts_includes_the_first(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,8 +452,8 @@ UNQUOTED = [
 ]
 
 
-def errors_of_every_call(faults: Faults) -> Iterator[KmsError]:
-    kms = faults.kms(kms__max_attempts="1")
+def errors_of_every_call(faults: Faults, kms: AwsKms, answer: Answer) -> Iterator[KmsError]:
+    faults.script = [answer]
     for call in (
         lambda: kms.wrap_key(KEY, KEY_ID),
         lambda: kms.unwrap_key(b"wrapped", KEY_ID),
@@ -470,22 +466,23 @@ def errors_of_every_call(faults: Faults) -> Iterator[KmsError]:
         yield caught.value
 
 
-@pytest.mark.parametrize(("code", "message", "error"), QUOTED, ids=[row[0] for row in QUOTED])
-def test_what_kms_says_becomes_our_error(
-    faults: Faults, code: str, message: str, error: type[KmsError]
-) -> None:
-    faults.script = [refusal(code, message)]
-    for raised in errors_of_every_call(faults):
-        assert type(raised) is error
-        assert f"{code.rpartition('#')[2]}: {message}" in str(raised)
+def test_what_kms_says_becomes_our_error(faults: Faults, subtests: pytest.Subtests) -> None:
+    kms = faults.kms(kms__max_attempts="1")
+    for code, message, error in QUOTED:
+        with subtests.test(code):
+            for raised in errors_of_every_call(faults, kms, refusal(code, message)):
+                assert type(raised) is error
+                assert f"{code.rpartition('#')[2]}: {message}" in str(raised)
 
 
-@pytest.mark.parametrize(("code", "error"), UNQUOTED)
-def test_what_kms_says_may_be_left_out(faults: Faults, code: str, error: type[KmsError]) -> None:
-    faults.script = [refusal(code, "which may quote the request")]
-    for raised in errors_of_every_call(faults):
-        assert type(raised) is error
-        assert f"({code})" in str(raised)
+def test_what_kms_says_may_be_left_out(faults: Faults, subtests: pytest.Subtests) -> None:
+    kms = faults.kms(kms__max_attempts="1")
+    for code, error in UNQUOTED:
+        with subtests.test(code):
+            answer = refusal(code, "which may quote the request")
+            for raised in errors_of_every_call(faults, kms, answer):
+                assert type(raised) is error
+                assert f"({code})" in str(raised)
 
 
 @pytest.mark.parametrize("code", ["InvalidCiphertextException", "IncorrectKeyException"])
@@ -594,12 +591,13 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_is_no_answer(faults: Faults, garbage: str) -> None:
-    faults.script = [GARBAGE[garbage]]
-    for raised in errors_of_every_call(faults):
-        assert type(raised) is KmsUnavailableError
-        assert str(raised).isprintable()
+def test_garbage_is_no_answer(faults: Faults, subtests: pytest.Subtests) -> None:
+    kms = faults.kms(kms__max_attempts="1")
+    for name, garbage in GARBAGE.items():
+        with subtests.test(name):
+            for raised in errors_of_every_call(faults, kms, garbage):
+                assert type(raised) is KmsUnavailableError
+                assert str(raised).isprintable()
 
 
 def test_a_generated_key_of_another_size_is_refused(faults: Faults) -> None:
@@ -837,14 +835,12 @@ LEAST = [
 ]
 
 
-@pytest.mark.parametrize(("actions", "may"), LEAST)
 def test_what_each_right_is_for(
     kms: AwsKms,
     endpoint: str,
     key_id: str,
     monkeypatch: pytest.MonkeyPatch,
-    actions: set[str],
-    may: str,
+    subtests: pytest.Subtests,
 ) -> None:
     """With moto's IAM, which allows a user what their policy says and nothing else."""
     from moto import settings
@@ -855,25 +851,30 @@ def test_what_each_right_is_for(
         raise AccessDeniedException("not authorized")  # in KMS's form; moto uses IAM's
 
     iam = boto3.client("iam", region_name=REGION, endpoint_url=endpoint)
-    user = f"user{len(may)}"
-    iam.create_user(UserName=user)
-    statement = {"Effect": "Allow", "Action": sorted(actions), "Resource": "*"}
-    document = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-    iam.put_user_policy(UserName=user, PolicyName="least", PolicyDocument=document)
-    made = iam.create_access_key(UserName=user)["AccessKey"]
     kek = KeyEncryptionKey.generate(kms, key_id, key_size=16)
     wrapped = kms.wrap_key(KEY, key_id)
-    least = AwsKms(
-        {
-            "client.region": REGION,
-            "kms.endpoint": endpoint,
-            "client.access-key-id": made["AccessKeyId"],
-            "client.secret-access-key": made["SecretAccessKey"],
-        }
-    )
+    users = []
+    for actions, may in LEAST:
+        user = f"user{len(users)}"
+        iam.create_user(UserName=user)
+        statement = {"Effect": "Allow", "Action": sorted(actions), "Resource": "*"}
+        document = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        iam.put_user_policy(UserName=user, PolicyName="least", PolicyDocument=document)
+        users.append((iam.create_access_key(UserName=user)["AccessKey"], may))
     monkeypatch.setattr(access_control.IAMRequest, "_raise_access_denied", refuse)
     monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
-    check_rights(least, key_id, wrapped, may, rewrap=lambda: kek.rewrap(least, key_id))
+    for made, may in users:
+        with subtests.test(may):
+            least = AwsKms(
+                {
+                    "client.region": REGION,
+                    "kms.endpoint": endpoint,
+                    "client.access-key-id": made["AccessKeyId"],
+                    "client.secret-access-key": made["SecretAccessKey"],
+                }
+            )
+            rewrap = functools.partial(kek.rewrap, least, key_id)
+            check_rights(least, key_id, wrapped, may, rewrap=rewrap)
 
 
 def test_missing_credentials_and_regions_are_named(
@@ -1075,9 +1076,7 @@ LOGGED = {
 }
 
 
-@pytest.mark.parametrize("answer", LOGGED)
-def test_no_key_and_no_token_is_logged(log: Log, faults: Faults, answer: str) -> None:
-    faults.script = [LOGGED[answer]]
+def test_no_key_and_no_token_is_logged(log: Log, faults: Faults, subtests: pytest.Subtests) -> None:
     kms = AwsKms(
         {
             "kms.endpoint": faults.url,
@@ -1088,20 +1087,24 @@ def test_no_key_and_no_token_is_logged(log: Log, faults: Faults, answer: str) ->
             "client.session-token": TOKEN,
         }
     )
-    for call in (
-        lambda: kms.wrap_key(KEY, KEY_ID),
-        lambda: kms.unwrap_key(b"wrapped", KEY_ID),
-        lambda: kms.generate_key(KEY_ID, 16),
-    ):
-        try:
-            call()
-        except KmsError as error:
-            assert answer != "success"
-            logging.getLogger("application").exception("failed")
-            assert_clean(error)
-    assert b"hidden by ags1" in log.text
-    for secret in (*spellings(KEY), TOKEN.encode(), b"hunter2"):
-        assert secret not in log.text
+    for name, answer in LOGGED.items():
+        with subtests.test(name):
+            log.lines.clear()
+            faults.script = [answer]
+            for call in (
+                lambda: kms.wrap_key(KEY, KEY_ID),
+                lambda: kms.unwrap_key(b"wrapped", KEY_ID),
+                lambda: kms.generate_key(KEY_ID, 16),
+            ):
+                try:
+                    call()
+                except KmsError as error:
+                    assert name != "success"
+                    logging.getLogger("application").exception("failed")
+                    assert_clean(error)
+            assert b"hidden by ags1" in log.text
+            for secret in (*spellings(KEY), TOKEN.encode(), b"hunter2"):
+                assert secret not in log.text
 
 
 def test_no_credential_of_a_role_is_logged(

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding
-from kms_contract import KEY, KmsContract, everything_said, spellings
+from kms_contract import (
+    KEY,
+    KmsContract,
+    check_faults,
+    check_passing_faults,
+    everything_said,
+    spellings,
+)
 
 from ags1.errors import (
     KmsAccessDeniedError,
@@ -318,80 +325,54 @@ class TestKeyIds:
         assert kms.unwrap_key(wrapped, f"{server.url.replace('https', 'HTTPS')}/keys/main") == KEY
 
 
-class TestFaults:
-    @pytest.mark.parametrize(
-        "fault",
-        [
-            error(503, "ServiceUnavailable"),
-            error(429, "Throttled"),
-            Answer(429, error(429, "Throttled").body, {"Retry-After": "0"}),
-            error(500, "InternalError"),
-            Answer(502, GARBAGE, HTML),
-            Answer(drop=True),
-        ],
-    )
-    def test_trouble_that_passes_is_waited_out(
-        self, kms: AzureKms, server: AzureServer, fault: Answer
-    ) -> None:
-        kms.wrap_key(KEY, "main")
-        server.requests.clear()
-        server.faults.extend([fault] * 3)
-        wrapped = kms.wrap_key(KEY, "main")
-        assert len(server.requests) == 4
-        server.faults.extend([fault])
-        assert kms.unwrap_key(wrapped, "main") == KEY
-        assert len(server.requests) == 6
+PASSING = [
+    error(503, "ServiceUnavailable"),
+    error(429, "Throttled"),
+    Answer(429, error(429, "Throttled").body, {"Retry-After": "0"}),
+    error(500, "InternalError"),
+    Answer(502, GARBAGE, HTML),
+    Answer(drop=True),
+]
+FAULTS: list[tuple[Answer, type[KmsError], int]] = [
+    (error(503, "ServiceUnavailable"), KmsUnavailableError, 2),
+    (error(429, "Throttled"), KmsUnavailableError, 2),
+    (Answer(drop=True), KmsUnavailableError, 2),
+    (Answer(stall_s=30), KmsUnavailableError, 2),
+    (error(403, "Forbidden", "ForbiddenByRbac"), KmsAccessDeniedError, 1),
+    (error(403, "Forbidden", "ForbiddenByFirewall"), KmsAccessDeniedError, 1),
+    (error(403, "Forbidden", "KeyDisabled"), KmsKeyDisabledError, 1),
+    (error(401, "Unauthorized"), KmsAccessDeniedError, 1),
+    (error(404, "KeyNotFound"), KmsKeyNotFoundError, 1),
+    (error(409, "Conflict", "ObjectIsDeletedButRecoverable"), KmsError, 1),
+    (Answer(200, GARBAGE, HTML), KmsError, 1),
+    (Answer(200, GARBAGE), KmsError, 1),
+    (Answer(200, b""), KmsError, 1),
+    (Answer(200, b"[1]"), KmsError, 1),
+    (Answer(200, b'{"value": 1}'), KmsError, 1),
+    (Answer(200, b'{"value": "not base64url!"}'), KmsError, 1),
+    (Answer(200, b'{"value": "A"}'), KmsError, 1),
+    (Answer(200, b'{"value": ""}'), KmsError, 1),
+    (Answer(200, b"\xff\xfe{"), KmsError, 1),
+    (Answer(307, b"", {"Location": "https://127.0.0.1:1/keys/main/wrapkey"}), KmsError, 1),
+    (Answer(302, b"", {"Location": "https://127.0.0.1:1/keys/main/wrapkey"}), KmsError, 1),
+    (Answer(404, GARBAGE, HTML), KmsError, 1),
+    (Answer(403, GARBAGE, HTML), KmsError, 1),
+    (Answer(400, b'{"error": "text"}'), KmsError, 1),
+    (Answer(400, b'{"error": {"code": 1, "innererror": [2]}}'), KmsError, 1),
+]
 
-    @pytest.mark.parametrize(
-        ("fault", "kind", "attempts"),
-        [
-            (error(503, "ServiceUnavailable"), KmsUnavailableError, 2),
-            (error(429, "Throttled"), KmsUnavailableError, 2),
-            (Answer(drop=True), KmsUnavailableError, 2),
-            (Answer(stall_s=30), KmsUnavailableError, 2),
-            (error(403, "Forbidden", "ForbiddenByRbac"), KmsAccessDeniedError, 1),
-            (error(403, "Forbidden", "ForbiddenByFirewall"), KmsAccessDeniedError, 1),
-            (error(403, "Forbidden", "KeyDisabled"), KmsKeyDisabledError, 1),
-            (error(401, "Unauthorized"), KmsAccessDeniedError, 1),
-            (error(404, "KeyNotFound"), KmsKeyNotFoundError, 1),
-            (error(409, "Conflict", "ObjectIsDeletedButRecoverable"), KmsError, 1),
-            (Answer(200, GARBAGE, HTML), KmsError, 1),
-            (Answer(200, GARBAGE), KmsError, 1),
-            (Answer(200, b""), KmsError, 1),
-            (Answer(200, b"[1]"), KmsError, 1),
-            (Answer(200, b'{"value": 1}'), KmsError, 1),
-            (Answer(200, b'{"value": "not base64url!"}'), KmsError, 1),
-            (Answer(200, b'{"value": "A"}'), KmsError, 1),
-            (Answer(200, b'{"value": ""}'), KmsError, 1),
-            (Answer(200, b"\xff\xfe{"), KmsError, 1),
-            (Answer(307, b"", {"Location": "https://127.0.0.1:1/keys/main/wrapkey"}), KmsError, 1),
-            (Answer(302, b"", {"Location": "https://127.0.0.1:1/keys/main/wrapkey"}), KmsError, 1),
-            (Answer(404, GARBAGE, HTML), KmsError, 1),
-            (Answer(403, GARBAGE, HTML), KmsError, 1),
-            (Answer(400, b'{"error": "text"}'), KmsError, 1),
-            (Answer(400, b'{"error": {"code": 1, "innererror": [2]}}'), KmsError, 1),
-        ],
-    )
-    def test_each_fault_has_its_error(
-        self, server: AzureServer, fault: Answer, kind: type[KmsError], attempts: int
+
+class TestFaults:
+    def test_trouble_that_passes_is_waited_out(
+        self, kms: AzureKms, server: AzureServer, subtests: pytest.Subtests
     ) -> None:
+        check_passing_faults(kms, server, "main", PASSING, subtests)
+
+    def test_each_fault_has_its_error(self, server: AzureServer, subtests: pytest.Subtests) -> None:
         client = AzureKms(properties_for(server) | SHORT | {"kms.max-attempts": "2"})
-        wrapped = client.wrap_key(KEY, "main")
-        for call in (
-            lambda: client.wrap_key(KEY, "main"),
-            lambda: client.unwrap_key(wrapped, "main"),
-        ):
-            server.faults.extend([fault] * attempts)
-            with pytest.raises(kind) as caught:
-                call()
-            assert type(caught.value) is kind
-            assert not server.faults
-            assert "'main'" in str(caught.value)
-            assert server.url in str(caught.value)
-            said = everything_said(caught.value)
-            assert not any(form in said for form in [*spellings(KEY), TOKEN.encode()])
-            assert caught.value.__context__ is None
-        assert client.unwrap_key(wrapped, "main") == KEY
+        for _, raised in check_faults(client, server, "main", FAULTS, TOKEN, subtests):
+            assert "'main'" in str(raised)
+            assert server.url in str(raised)
 
     def test_an_answer_that_repeats_the_request_is_not_quoted(
         self, kms: AzureKms, server: AzureServer

@@ -16,7 +16,14 @@ import pytest
 from conftest import RunPython
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from kms_contract import KEY, KmsContract, everything_said, spellings
+from kms_contract import (
+    KEY,
+    KmsContract,
+    check_faults,
+    check_passing_faults,
+    everything_said,
+    spellings,
+)
 
 from ags1.errors import (
     KmsAccessDeniedError,
@@ -176,77 +183,55 @@ def test_a_wrong_key_never_comes_back(
         kms.wrap_key(KEY, key_id)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        error("UNAVAILABLE"),
-        error("RESOURCE_EXHAUSTED", reason="RATE_LIMIT_EXCEEDED"),
-        error("DEADLINE_EXCEEDED"),
-        error("INTERNAL"),
-        Answer(502, GARBAGE, HTML),
-        Answer(drop=True),
-    ],
-)
+PASSING = [
+    error("UNAVAILABLE"),
+    error("RESOURCE_EXHAUSTED", reason="RATE_LIMIT_EXCEEDED"),
+    error("DEADLINE_EXCEEDED"),
+    error("INTERNAL"),
+    Answer(502, GARBAGE, HTML),
+    Answer(drop=True),
+]
+FAULTS: list[tuple[Answer, type[KmsError], int]] = [
+    (error("UNAVAILABLE"), KmsUnavailableError, 2),
+    (error("RESOURCE_EXHAUSTED", reason="RATE_LIMIT_EXCEEDED"), KmsUnavailableError, 2),
+    (error("DEADLINE_EXCEEDED"), KmsUnavailableError, 2),
+    (Answer(drop=True), KmsUnavailableError, 2),
+    (Answer(stall_s=30), KmsUnavailableError, 2),
+    (error("PERMISSION_DENIED"), KmsAccessDeniedError, 1),
+    (error("PERMISSION_DENIED", reason="SERVICE_DISABLED"), KmsAccessDeniedError, 1),
+    (error("NOT_FOUND"), KmsKeyNotFoundError, 1),
+    (error("FAILED_PRECONDITION", "the key's purpose is ASYMMETRIC_SIGN"), KmsError, 1),
+    (Answer(200, GARBAGE, HTML), KmsError, 1),
+    (Answer(200, b""), KmsError, 1),
+    (Answer(200, b"[1]"), KmsError, 1),
+    (Answer(200, b"\xff\xfe{"), KmsError, 1),
+    (Answer(404, GARBAGE, HTML), KmsError, 1),
+    (Answer(403, GARBAGE, HTML), KmsAccessDeniedError, 1),
+    (Answer(503, GARBAGE, HTML), KmsUnavailableError, 2),
+    (Answer(400, b'"text"'), KmsError, 1),
+    (Answer(400, b'{"error": "text"}'), KmsError, 1),
+    (Answer(400, b'{"error": {"status": 1, "message": 2}}'), KmsError, 1),
+    (
+        Answer(400, b'{"error": {"status": "ABC", "message": 2, "details": [1, {}]}}'),
+        KmsError,
+        1,
+    ),
+]
+
+
 def test_trouble_that_passes_is_waited_out(
-    kms: GcpKms, server: GcpServer, key_id: str, fault: Answer
+    kms: GcpKms, server: GcpServer, key_id: str, subtests: pytest.Subtests
 ) -> None:
-    server.faults.extend([fault] * 3)
-    wrapped = kms.wrap_key(KEY, key_id)
-    assert len(server.requests) == 4
-    server.faults.extend([fault])
-    assert kms.unwrap_key(wrapped, key_id) == KEY
-    assert len(server.requests) == 6
+    check_passing_faults(kms, server, key_id, PASSING, subtests)
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "attempts"),
-    [
-        (error("UNAVAILABLE"), KmsUnavailableError, 2),
-        (error("RESOURCE_EXHAUSTED", reason="RATE_LIMIT_EXCEEDED"), KmsUnavailableError, 2),
-        (error("DEADLINE_EXCEEDED"), KmsUnavailableError, 2),
-        (Answer(drop=True), KmsUnavailableError, 2),
-        (Answer(stall_s=30), KmsUnavailableError, 2),
-        (error("PERMISSION_DENIED"), KmsAccessDeniedError, 1),
-        (error("PERMISSION_DENIED", reason="SERVICE_DISABLED"), KmsAccessDeniedError, 1),
-        (error("NOT_FOUND"), KmsKeyNotFoundError, 1),
-        (error("FAILED_PRECONDITION", "the key's purpose is ASYMMETRIC_SIGN"), KmsError, 1),
-        (Answer(200, GARBAGE, HTML), KmsError, 1),
-        (Answer(200, b""), KmsError, 1),
-        (Answer(200, b"[1]"), KmsError, 1),
-        (Answer(200, b"\xff\xfe{"), KmsError, 1),
-        (Answer(404, GARBAGE, HTML), KmsError, 1),
-        (Answer(403, GARBAGE, HTML), KmsAccessDeniedError, 1),
-        (Answer(503, GARBAGE, HTML), KmsUnavailableError, 2),
-        (Answer(400, b'"text"'), KmsError, 1),
-        (Answer(400, b'{"error": "text"}'), KmsError, 1),
-        (Answer(400, b'{"error": {"status": 1, "message": 2}}'), KmsError, 1),
-        (
-            Answer(400, b'{"error": {"status": "ABC", "message": 2, "details": [1, {}]}}'),
-            KmsError,
-            1,
-        ),
-    ],
-)
 def test_each_fault_has_its_error(
-    server: GcpServer, key_id: str, fault: Answer, kind: type[KmsError], attempts: int
+    server: GcpServer, key_id: str, subtests: pytest.Subtests
 ) -> None:
     client = GcpKms(properties_for(server) | SHORT | {"kms.max-attempts": "2"})
-    wrapped = client.wrap_key(KEY, key_id)
-    server.requests.clear()
-    for call in (lambda: client.wrap_key(KEY, key_id), lambda: client.unwrap_key(wrapped, key_id)):
-        server.faults.extend([fault] * attempts)
-        with pytest.raises(kind) as caught:
-            call()
-        assert type(caught.value) is kind
-        assert not server.faults
-        assert key_id in str(caught.value)
-        assert server.url.removeprefix("https://") in str(caught.value)
+    for fault, raised in check_faults(client, server, key_id, FAULTS, TOKEN, subtests):
         if b"RATE_LIMIT_EXCEEDED" in fault.body:
-            assert "RESOURCE_EXHAUSTED, RATE_LIMIT_EXCEEDED" in str(caught.value)
-        said = everything_said(caught.value)
-        assert not any(form in said for form in [*spellings(KEY), TOKEN.encode()])
-        assert caught.value.__context__ is None
-    assert client.unwrap_key(wrapped, key_id) == KEY
+            assert "RESOURCE_EXHAUSTED, RATE_LIMIT_EXCEEDED" in str(raised)
 
 
 def test_an_answer_that_repeats_the_request_is_not_quoted(
