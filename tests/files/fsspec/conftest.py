@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 import pytest
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ags1.cli.app import app
 from ags1.kms import LocalKms
@@ -49,6 +50,14 @@ def keyring(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return path
 
 
+@pytest.fixture(autouse=True)
+def empty_memory() -> Iterator[None]:
+    """All of a process have one memory, and look for a folder among all its files."""
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
 @pytest.fixture
 def command() -> Callable[..., None]:
     """Run the command line; fail with its output unless it succeeds."""
@@ -84,10 +93,10 @@ def below(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def root(below: str, tmp_path: Path) -> Iterator[str]:
     """A new folder of the file system below, without its protocol."""
-    if below == "file":
-        yield str(tmp_path)
+    if below != "s3":
+        yield str(tmp_path) if below == "file" else f"/folder/{os.urandom(4).hex()}"
         return
-    folder = {"memory": "/folder", "s3": BUCKET}[below] + f"/{os.urandom(4).hex()}"
+    folder = f"{BUCKET}/{os.urandom(4).hex()}"
     yield folder
     inner = fsspec.filesystem(below)
     inner.invalidate_cache()

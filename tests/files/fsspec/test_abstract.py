@@ -9,8 +9,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
 from fsspec.tests import abstract
 
-# Of `make test`: the same cases in memory.
+# Of `make test`: the same cases in memory. All globs are copied; each is either put or got.
 of_files_slow = pytest.mark.slow_variants(r"file-.*")
+odd_slow = pytest.mark.slow_variants(r"memory-.*[13579]")
+even_slow = pytest.mark.slow_variants(r"memory-.*[02468]")
 
 
 class _Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]
@@ -48,11 +50,15 @@ class TestCopy(abstract.AbstractCopyTests, _Fixtures):  # type: ignore[misc]
 
 
 class TestGet(abstract.AbstractGetTests, _Fixtures):  # type: ignore[misc]
-    test_get_glob_edge_cases = of_files_slow(abstract.AbstractGetTests.test_get_glob_edge_cases)
+    test_get_glob_edge_cases = odd_slow(
+        of_files_slow(abstract.AbstractGetTests.test_get_glob_edge_cases)
+    )
 
 
 class TestPut(abstract.AbstractPutTests, _Fixtures):  # type: ignore[misc]
-    test_put_glob_edge_cases = of_files_slow(abstract.AbstractPutTests.test_put_glob_edge_cases)
+    test_put_glob_edge_cases = even_slow(
+        of_files_slow(abstract.AbstractPutTests.test_put_glob_edge_cases)
+    )
 
 
 class TestOpen(abstract.AbstractOpenTests, _Fixtures):  # type: ignore[misc]

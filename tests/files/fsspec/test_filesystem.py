@@ -29,7 +29,7 @@ from ags1.filesystem import Ags1FileSystem
 from ags1.keys import Keychain, read_sidecar
 from ags1.kms import LocalKms
 
-TEXT = b"".join(b"%d,%d\n" % (n, n * n) for n in range(300_000))  # several blocks
+TEXT = b"".join(b"%d,%d\n" % (n, n * n) for n in range(140_000))  # three blocks
 
 
 @pytest.fixture
@@ -501,6 +501,11 @@ def test_functions_with_the_same_repr_make_different_file_systems(tmp_path: Path
         assert fs.cat_file(f"{tmp_path}/{name}") == TEXT
 
 
+# Of `make test`: each two of these together.
+@pytest.mark.slow_variants(
+    r"(file|memory)-(opened|_km)-larger", r"(file|memory)-starts-same size",
+    r"link-(opened|_km)-same size", r"link-starts-larger",
+)  # fmt: skip
 @pytest.mark.parametrize("grows", [False, True], ids=["same size", "larger"])
 @pytest.mark.parametrize("when", ["opened", "starts", "_km"])
 @pytest.mark.parametrize("kind", ["file", "link", "memory"])
@@ -814,6 +819,8 @@ def test_a_file_that_is_replaced_while_it_is_moved_stays(
 MAGIC = {"a[1].csv": "a1.csv", "b*.csv": "b2.csv", "d[x]/y": "dx/y"}
 
 
+# Of `make test`: each name in one of them.
+@pytest.mark.slow_variants(r"(a\[1\]\.csv|d\[x\])-memory", r"(b\*|a\[12\])\.csv-file")
 @pytest.mark.parametrize("below", ["file", "memory"])
 @pytest.mark.parametrize("name", ["a[1].csv", "b*.csv", "a[12].csv", "d[x]"])
 def test_names_that_are_patterns_mean_what_they_mean_below(
@@ -835,7 +842,9 @@ def test_names_that_are_patterns_mean_what_they_mean_below(
             result = repr(work(fs, root)).replace(root, "")
         except Exception as error:
             result = type(error).__name__
-        return result, {path.removeprefix(root): fs.cat_file(path) for path in fs.find(root)}
+        found = {path.removeprefix(root): fs.cat_file(path) for path in fs.find(root)}
+        MemoryFileSystem.store.clear()
+        return result, found
 
     def got(fs: Any, root: str) -> list[tuple[str, bytes]]:
         out = Path(f"{root}-out")
