@@ -752,7 +752,7 @@ class TestSideBySide:
         return repeated
 
     def test_two_jobs_and_a_verification(self, places: Places, place: LedgerPlace) -> None:
-        names = [f"{folder}/{folder}{n}" for folder in ("one", "two") for n in range(12)]
+        names = [f"{folder}/{folder}{n}" for folder in ("one", "two") for n in range(6)]
         places.write(*names)
         ended = threading.Event()
 
@@ -785,16 +785,16 @@ class TestSideBySide:
                 ended.set()
             verified.result()
         with open_ledger(place.at, writing=True) as ledger:
-            assert done == len(ledger.rows()) == 24 + 12 + 12
+            assert done == len(ledger.rows()) == 12 + 6 + 6
             assert (ledger.notes(), list(ledger.pending())) == ({}, [])
             ledger.compact()
             assert len({row.nonce for row in ledger.rows()}) == done
-        assert encrypt("one") + encrypt("two") == 12 + 12 + 12
-        assert places.decrypt(ledger=place.at).done == 24
+        assert encrypt("one") + encrypt("two") == 6 + 6 + 6
+        assert places.decrypt(ledger=place.at).done == 12
 
     def test_two_jobs_on_one_source(self, places: Places, place: LedgerPlace) -> None:
         """A file that both write is that of one of them, and the ledger has its key."""
-        places.write(*map(str, range(12)))
+        places.write(*map(str, range(6)))
         for _ in range(4):
             with ThreadPoolExecutor(2) as pool:
                 both = [
@@ -804,14 +804,14 @@ class TestSideBySide:
             assert max(one.done for one in summaries) > 0
             assert {kind.kind for one in summaries for kind in one.failures} <= {"Ags1Error"}
             verified = places.verify(ledger=place.at)
-            assert (verified.done, verified.failures) == (12, [])
-            for n in range(0, 12, 2):
+            assert (verified.done, verified.failures) == (6, [])
+            for n in range(0, 6, 2):
                 (places.source / str(n)).write_bytes(os.urandom(1000))
         assert places.encrypt(ledger=place.at).failures == []
         again = places.encrypt(ledger=place.at)
-        assert (again.done, again.unchanged) == (0, 12)
-        assert places.decrypt(ledger=place.at).done == 12
-        for n in range(12):
+        assert (again.done, again.unchanged) == (0, 6)
+        assert places.decrypt(ledger=place.at).done == 6
+        for n in range(6):
             assert (places.back / str(n)).read_bytes() == (places.source / str(n)).read_bytes()
 
 

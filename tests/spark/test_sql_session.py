@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,12 @@ import pytest
 
 pytest.importorskip("pyiceberg")
 
-from conftest import python_environment
+from pyiceberg.utils.config import Config
 
 from ags1 import spark as package
+from ags1.cli.app import app
 from ags1.errors import KmsConfigurationError
+from ags1.iceberg.pyiceberg import catalogs
 from ags1.spark import plugin, sql_session
 from ags1.spark.sql_catalog import sql_catalog
 
@@ -48,22 +48,22 @@ def test_the_jar(jar: str) -> None:
         sql_session.conf("lake", SQLITE, spark_version="4.1")
 
 
-def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+def test_the_page_shows_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (yaml,) = re.findall(r"```yaml\n# ~/.pyiceberg.yaml\n(.*?)```", _page("tables.md"), re.S)
     (tmp_path / ".pyiceberg.yaml").write_text(yaml)
     (shown,) = re.findall(r"```text\n(spark\.jars .*?)```", _page("spark-sql.md"), re.S)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "ags1", "spark", "conf", "lake", "--spark-version", "4.1"],
-        env=python_environment() | {"PYICEBERG_HOME": str(tmp_path), "SPARK_CONF_DIR": "/nowhere"},
-        capture_output=True,
-        text=True,
-    )
-
-    if "make jvm" in done.stderr:
-        pytest.skip("our plug-in is not built: make jvm")
-    assert done.returncode == 0, done.stderr
-    printed = re.sub(r"(?<= )/.*?(?=ags1-iceberg-)", "/path/to/", done.stdout)
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    monkeypatch.setenv("SPARK_CONF_DIR", "/nowhere")
+    # PyIceberg reads its file once.
+    monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
+    with pytest.raises(SystemExit) as ended:
+        app(["spark", "conf", "lake", "--spark-version", "4.1"])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    printed = re.sub(r"(?<= )/.*?(?=ags1-iceberg-)", "/path/to/", out)
     assert _lines(printed) == _lines(shown)
 
 

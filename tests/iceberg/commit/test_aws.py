@@ -7,8 +7,10 @@ PyIceberg's own catalogs read what was committed.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from committing import (
     key_entry,
     setting,
 )
-from iceberg_tables import KMS_PROPERTIES
+from iceberg_tables import memory_kms
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -40,7 +42,6 @@ from pyiceberg.types import DecimalType, ListType, NestedField, StringType, Time
 
 from ags1 import MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
-from ags1.iceberg import load_catalog as load_encrypted_catalog
 from ags1.iceberg.commit.commits import Commits
 from ags1.iceberg.commit.connections import connection_to
 from ags1.iceberg.storage.table_folders import TableFolders
@@ -87,32 +88,46 @@ def kind(request: pytest.FixtureRequest) -> str:
 with_sql = pytest.mark.parametrize("kind", ["glue", "dynamodb", "sql"], indirect=True)
 
 
-@pytest.fixture
-def places(aws: Aws, kind: str, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The properties of a catalog that has the namespace ``db`` and no table."""
-    if kind == "sql":
-        found = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
-        found |= {"warehouse": f"file://{tmp_path}"}
-    else:
-        found = properties(kind, aws.url, f"file://{tmp_path}")
-    catalog = load_catalog(kind, **found)
-    catalog.create_namespace_if_not_exists("db")
-    yield found
-    for name in catalog.list_tables("db"):
-        catalog.drop_table(name)
+@pytest.fixture(scope="module")
+def client_of(server: Aws, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Catalog]:
+    """Return the catalog of a kind, with the namespace ``db``. It is made once: the clients of
+    botocore take longer than a test."""
 
+    @functools.cache
+    def made(kind: str) -> Catalog:
+        folder = tmp_path_factory.mktemp(kind)
+        if kind == "sql":
+            found = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+            found |= {"warehouse": f"file://{folder}/warehouse"}
+        else:
+            found = properties(kind, server.url, f"file://{folder}/warehouse")
+        catalog = load_catalog(kind, **found)
+        catalog.create_namespace("db")
+        return catalog
 
-@pytest.fixture
-def commits(places: dict[str, str], kind: str, aws: Aws) -> Commits:
-    made = connection_to(load_catalog(kind, **places))
-    aws.requests.clear()
     return made
 
 
 @pytest.fixture
-def catalog(places: dict[str, str], kind: str) -> Iterator[EncryptedCatalog]:
-    with load_encrypted_catalog(kind, **places, **KMS_PROPERTIES) as made:
-        yield made
+def client(aws: Aws, kind: str, client_of: Callable[[str], Catalog]) -> Iterator[Catalog]:
+    """A catalog of PyIceberg's that has no table, in a warehouse without files."""
+    made = client_of(kind)
+    aws.requests.clear()
+    yield made
+    aws.faults, aws.on_commit = [], None
+    for name in made.list_tables("db"):
+        made.drop_table(name)
+    shutil.rmtree(path_of(made.properties["warehouse"]), ignore_errors=True)
+
+
+@pytest.fixture
+def commits(client: Catalog) -> Commits:
+    return connection_to(client)
+
+
+@pytest.fixture
+def catalog(client: Catalog) -> EncryptedCatalog:
+    return EncryptedCatalog(client, memory_kms())
 
 
 def entry(catalog: Catalog, name: str = "t") -> dict[str, Any]:
@@ -215,10 +230,8 @@ def test_names(commits: Commits) -> None:
 
 
 @pytest.mark.slow
-def test_eight_processes_append_at_once(
-    commits: Commits, places: dict[str, str], kind: str
-) -> None:
-    check_eight_writers(commits, lambda: load_catalog(kind, **places))
+def test_eight_processes_append_at_once(commits: Commits, kind: str) -> None:
+    check_eight_writers(commits, lambda: load_catalog(kind, **commits.catalog.properties))
 
 
 # -- answers that are lost; botocore asks again
@@ -589,9 +602,10 @@ def test_a_database_of_s3_tables_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["glue"], indirect=True)
-def test_the_catalog_says_whether_versions_are_archived(places: dict[str, str], aws: Aws) -> None:
+def test_the_catalog_says_whether_versions_are_archived(client: Catalog, aws: Aws) -> None:
     for asked in ("true", "false"):
-        commits = connection_to(load_catalog("glue", **places, **{"glue.skip-archive": asked}))
+        skip = {"glue.skip-archive": asked}
+        commits = connection_to(load_catalog("glue", **client.properties, **skip))
         base, output = create(commits, f"db.{asked}")
         commits.commit(base, setting(a="1"), [], output)
         action, request = aws.requests[-1]

@@ -150,6 +150,8 @@ def test_a_table_s_name_is_taken_once(commits: Commits) -> None:
         commits.commit(base, setting(a="1"), [], output)
 
 
+# Of `make test`: the databases that say how many rows were changed.
+@pytest.mark.slow_variants("False")
 @counted_or_not
 def test_eight_processes_append_at_once(commits: Commits, tmp_path: Path) -> None:
     counts = commits.catalog.engine.dialect.supports_sane_rowcount  # type: ignore[attr-defined]

@@ -64,13 +64,16 @@ def evolved(metadata: Json, *columns: Json) -> Json:
     return apply_updates(metadata, updates, now_ms=NOW_MS)
 
 
-def allows(before: list[Json], after: list[Json]) -> bool:
-    metadata = table_of(*before)
+def may_become(metadata: Json, *columns: Json) -> bool:
     try:
-        evolved(metadata, *after)
+        evolved(metadata, *columns)
     except ValidationError:
         return False
     return True
+
+
+def allows(before: list[Json], after: list[Json]) -> bool:
+    return may_become(table_of(*before), *after)
 
 
 PLACES: dict[str, Callable[[Any], Any]] = {
@@ -86,8 +89,9 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_types_change_as_java_allows(place: str) -> None:
-    of = PLACES[place]
-    allowed = {pair for pair in PAIRS if allows(*([column(1, of(kind))] for kind in pair))}
+    columns = {kind: column(1, PLACES[place](kind)) for kind in TYPES}
+    tables = {kind: table_of(columns[kind]) for kind in TYPES}
+    allowed = {pair for pair in PAIRS if may_become(tables[pair[0]], columns[pair[1]])}
     # By the specification, an unknown type may become any type. Java does not change it.
     unknown = {pair for pair in PAIRS if pair[0] == "unknown"}
     # Java refuses every change in a map's key.
@@ -280,16 +284,16 @@ DOORS: dict[str, Callable[[Table], object]] = {
 
 @pytest.mark.filterwarnings("ignore:Delete operation did not match")
 @pytest.mark.parametrize("is_encrypted", [True, False], ids=["encrypted", "plain"])
-@pytest.mark.parametrize("door", DOORS)
-def test_no_door_gives_values_another_type(catalog: Any, door: str, is_encrypted: bool) -> None:
+def test_no_door_gives_values_another_type(catalog: Any, is_encrypted: bool) -> None:
     properties = {"encryption.key-id": "keyA"} if is_encrypted else {}
     table = catalog.create_table("db.t", ROWS.schema, properties=properties)
     table.append(ROWS)
-    with pytest.raises(ValueError, match="Cannot change column type") as raised:
-        DOORS[door](table)
-    assert isinstance(raised.value, ValidationError)
-    table = catalog.load_table("db.t")
-    assert len(table.schemas()) == 1
+    for name, door in DOORS.items():
+        with pytest.raises(ValueError, match="Cannot change column type") as raised:
+            door(table)
+        assert isinstance(raised.value, ValidationError), name
+        table = catalog.load_table("db.t")
+        assert len(table.schemas()) == len(table.snapshots()) == 1, name
     table.delete("d < 1")
     assert table.scan().to_arrow().to_pylist() == ROWS.to_pylist()
 

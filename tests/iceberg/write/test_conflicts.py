@@ -374,8 +374,14 @@ def cases() -> Iterator[Any]:
         yield pytest.param(ours, other, marks=marks, id=f"{ours} after {other}")
 
 
-# Of `make test`: files that are added and removed.
-@pytest.mark.slow_variants(r".* after delete elsewhere-merge-on-read-.*")
+# Of `make test`: files that are added and removed, each pair of writers at one level.
+@pytest.mark.slow_variants(
+    r".* after delete elsewhere-merge-on-read-.*",
+    r"(overwrite|delete a row) after append beside-.*-serializable",
+    r"(overwrite|delete a row) after delete the row-.*-snapshot",
+    r"(overwrite rows|delete and append) after append beside-.*-snapshot",
+    r"(overwrite rows|delete and append) after delete the row-.*-serializable",
+)
 @pytest.mark.parametrize("level", ["serializable", "snapshot"])
 @pytest.mark.parametrize(
     "mode", ["merge-on-read", pytest.param("copy-on-write", marks=pytest.mark.slow)]
@@ -701,7 +707,8 @@ LATER: dict[str, tuple[Callable[[EncryptedTable], object], Callable[[set[int]], 
 }
 
 
-@pytest.mark.slow_variants(r"True-.*")
+# Of `make test`: the ways to commit that differ.
+@pytest.mark.slow_variants(r"True-.*", r"False-(stream|dry expiry|compaction in parts|rewrapping)")
 @pytest.mark.parametrize("name", LATER)
 @pytest.mark.parametrize("erased", [False, True])
 def test_a_table_object_older_than_somebody_s_expiry(

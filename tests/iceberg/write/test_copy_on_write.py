@@ -90,10 +90,10 @@ COUNTED = (
 )
 
 
-# Of `make test`: the same changes of a table that is not partitioned.
+# Of `make test`: each kind of change once, with partitions or without.
 @pytest.mark.slow_variants(
-    r"whole-(no row|overwrite a column's values)",
-    r"by v-(no row|nulls|overwrite a column's values)",
+    r"whole-(no row|the rest of a file|overwrite|overwrite a column's values)",
+    r"by v-(no row|rows of two files|nulls|upsert|overwrite a column's values)",
 )
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_V], ids=["whole", "by v"])

@@ -259,9 +259,10 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("row_filter", FILTERS)
-def test_rows_go_as_they_do_in_sql(tmp_path: Path, row_filter: str) -> None:
-    lake = Lake(tmp_path, partition_fields=BY_PART)
+@pytest.fixture(scope="module")
+def with_deletes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Rows]:
+    """A table of three files, from two of which rows were deleted, and the rows that are left."""
+    lake = Lake(tmp_path_factory.mktemp("lake"), partition_fields=BY_PART)
     model: Rows = []
     files = []
     for part, numbers in ((1, range(10)), (None, range(10, 17)), (2, range(17, 20))):
@@ -274,9 +275,14 @@ def test_rows_go_as_they_do_in_sql(tmp_path: Path, row_filter: str) -> None:
         (vector,) = vectors[file["file_path"]]
         lake.commit(vector | {"partition": file["partition"]})
     model = [row for row in model if row["id"] not in (0, 4, 9, 16)]
-
-    expected = left_by_duckdb(model, row_filter)
     assert rows_of(lake.open()) == model
+    return lake, model
+
+
+@pytest.mark.parametrize("row_filter", FILTERS)
+def test_rows_go_as_they_do_in_sql(with_deletes: tuple[Lake, Rows], row_filter: str) -> None:
+    lake, model = with_deletes
+    expected = left_by_duckdb(model, row_filter)
     plan = lake.find(row_filter)
     assert rows_of(lake.after(plan)) == expected
     assert rows_of(lake.plain_after(plan)) == expected
@@ -300,9 +306,12 @@ def lakes(draw: st.DrawFn) -> tuple[list[tuple[int, str, frozenset[int], int | N
     return files, draw(st.sampled_from([one, f"({one}) and ({other})", f"({one}) or ({other})"]))
 
 
-@settings(max_examples=20, deadline=None)
-@given(lakes())
-def test_any_deletes_over_any_older_ones(
+@pytest.mark.parametrize("examples", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_any_deletes_over_any_older_ones(examples: int) -> None:
+    given(lakes())(settings(max_examples=examples)(deletes_over_older_ones))()
+
+
+def deletes_over_older_ones(
     drawn: tuple[list[tuple[int, str, frozenset[int], int | None]], str],
 ) -> None:
     shapes, row_filter = drawn

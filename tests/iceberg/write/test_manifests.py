@@ -22,7 +22,7 @@ from typing import Any
 import fastavro
 import pytest
 from data_files import all_fields
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import READABLE, TABLES, memory_kms, metadata_file
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -621,41 +621,41 @@ UNPARTITIONED = (
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
 
-@given(
-    counts=st.none() | st.dictionaries(st.integers(0, 2**31 - 1), NUMBERS),
-    bounds=st.none() | st.dictionaries(st.integers(0, 2**31 - 1), st.binary()),
-    number=NUMBERS,
-    offsets=st.none() | st.lists(NUMBERS).map(tuple),
-    path=st.text(st.characters(codec="utf-8")),
-)
+@pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_fastavro_reads_what_was_written(
-    counts: dict[int, int] | None,
-    bounds: dict[int, bytes] | None,
-    number: int,
-    offsets: tuple[int, ...] | None,
-    path: str,
-    tmp_path_factory: pytest.TempPathFactory,
-    manager: EncryptionManager,
+    write: Write, manager: EncryptionManager, examples: int
 ) -> None:
-    file = file_of(
-        manager,
-        file_path=path,
-        column_sizes=counts,
-        lower_bounds=bounds,
-        split_offsets=offsets,
-        first_row_id=number,
+    @settings(max_examples=examples)
+    @given(
+        counts=st.none() | st.dictionaries(st.integers(0, 2**31 - 1), NUMBERS),
+        bounds=st.none() | st.dictionaries(st.integers(0, 2**31 - 1), st.binary()),
+        number=NUMBERS,
+        offsets=st.none() | st.lists(NUMBERS).map(tuple),
+        path=st.text(st.characters(codec="utf-8")),
     )
-    location = f"file:{tmp_path_factory.mktemp('m')}/m.avro"
-    spec, schema = UNPARTITIONED
-    output = TableOutput(PyArrowFileIO())
-    new = NewManifests(output, manager, spec, schema, {}, SNAPSHOT, DATA_MANIFEST)
-    record = write_manifest(new, location, [added(file, sequence_number=number)])
-    _, [entry] = read_back(record)
-    found = entry["data_file"]
-    assert (mapped(found["column_sizes"]), mapped(found["lower_bounds"])) == (counts, bounds)
-    assert found["split_offsets"] == (None if offsets is None else list(offsets))
-    assert (found["file_path"], found["first_row_id"]) == (path, number)
-    assert (entry["sequence_number"], entry["snapshot_id"]) == (number, SNAPSHOT)
+    def check(
+        counts: dict[int, int] | None,
+        bounds: dict[int, bytes] | None,
+        number: int,
+        offsets: tuple[int, ...] | None,
+        path: str,
+    ) -> None:
+        file = file_of(
+            manager,
+            file_path=path,
+            column_sizes=counts,
+            lower_bounds=bounds,
+            split_offsets=offsets,
+            first_row_id=number,
+        )
+        _, [entry] = read_back(write([added(file, sequence_number=number)], *UNPARTITIONED))
+        found = entry["data_file"]
+        assert (mapped(found["column_sizes"]), mapped(found["lower_bounds"])) == (counts, bounds)
+        assert found["split_offsets"] == (None if offsets is None else list(offsets))
+        assert (found["file_path"], found["first_row_id"]) == (path, number)
+        assert (entry["sequence_number"], entry["snapshot_id"]) == (number, SNAPSHOT)
+
+    check()
 
 
 def test_every_field_of_an_entry_comes_back(write: Write, manager: EncryptionManager) -> None:

@@ -231,7 +231,7 @@ def test_each_file_has_the_rows_of_one_partition_in_their_order(
         {"name": "gone", "source-id": 77, "transform": "void"},
     ]
     metadata = metadata_of(tmp_path, COLUMNS, fields=fields, spec_id=3)
-    data = rows(60)
+    data = rows(36)
     given = data if form == "table" else iter(data.to_batches(max_chunksize=13))
     records = write(metadata, given, threads=threads)
     seen = set()
@@ -257,7 +257,7 @@ def test_each_file_has_the_rows_of_one_partition_in_their_order(
         assert path.startswith(
             f"p={escaped.replace('é', '%C3%A9')}/day={DAY.date() + dt.timedelta(day)}"
         )
-    assert sorted(ids) == list(range(60))
+    assert sorted(ids) == list(range(36))
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 7])
