@@ -142,7 +142,7 @@ def check_eight_writers(commits: Commits, catalog: Callable[[], Catalog]) -> Non
     base, _ = create(commits)
     context = multiprocessing.get_context("fork")
     writers = [
-        context.Process(target=append_some, args=(catalog, writer, 3)) for writer in range(1, 9)
+        context.Process(target=append_some, args=(catalog, writer, 2)) for writer in range(1, 9)
     ]
     for writer in writers:
         writer.start()
@@ -151,10 +151,10 @@ def check_eight_writers(commits: Commits, catalog: Callable[[], Catalog]) -> Non
     assert [writer.exitcode for writer in writers] == [0] * 8
     final = commits.load("db.t", Trust())
     assert final.trust.confirms_metadata
-    assert sorted(ids(final)) == sorted(w * 100 + n for w in range(1, 9) for n in range(1, 4))
+    assert sorted(ids(final)) == sorted(w * 100 + n for w in range(1, 9) for n in range(1, 3))
     snapshots = final.metadata["snapshots"]
-    assert [s["sequence-number"] for s in snapshots] == list(range(1, 25))
-    assert [s["first-row-id"] for s in snapshots] == list(range(24))
+    assert [s["sequence-number"] for s in snapshots] == list(range(1, 17))
+    assert [s["first-row-id"] for s in snapshots] == list(range(16))
     assert [s.get("parent-snapshot-id") for s in snapshots] == [None, *ids(final)[:-1]]
     logged = {entry["metadata-file"] for entry in final.metadata["metadata-log"]}
-    assert len(files_of(base.metadata["location"])) == len(logged | {final.location}) == 25
+    assert len(files_of(base.metadata["location"])) == len(logged | {final.location}) == 17

@@ -208,8 +208,13 @@ def _with_version(fs: Any, facts: dict[str, Any]) -> dict[str, Any]:
     return facts | {"ETag": "x" + hashlib.sha256(content).hexdigest()}
 
 
-def orders() -> Iterator[tuple[int, random.Random]]:
-    return ((number, random.Random(f"{SEED}-{number}")) for number in range(ORDERS))
+def orders(count: int = ORDERS) -> Iterator[random.Random]:
+    return (random.Random(f"{SEED}-{number}") for number in range(count))
+
+
+many_orders = pytest.mark.parametrize(
+    "count", [ORDERS // 2, pytest.param(ORDERS, marks=pytest.mark.slow)]
+)
 
 
 def check_results(actors: list[Actor]) -> None:
@@ -219,8 +224,9 @@ def check_results(actors: list[Actor]) -> None:
         assert not is_error or isinstance(actor.result, (OSError, Ags1Error, Killed)), actor.result
 
 
-def test_jobs_compactions_and_readers_with_kills(world: Any) -> None:
-    for _, rng in orders():
+@many_orders
+def test_jobs_compactions_and_readers_with_kills(world: Any, count: int) -> None:
+    for rng in orders(count):
         now = world(rng)
         makers = [now.job] * rng.randrange(1, 4)
         makers += [now.compaction] * rng.randrange(3) + [now.taking_over] * rng.randrange(3)
@@ -233,8 +239,9 @@ def test_jobs_compactions_and_readers_with_kills(world: Any) -> None:
         now.check_end()
 
 
-def test_requests_that_arrive_a_second_time(world: Any) -> None:
-    for _, rng in orders():
+@many_orders
+def test_requests_that_arrive_a_second_time(world: Any, count: int) -> None:
+    for rng in orders(count):
         now = world(rng)
         makers = [now.job, now.job, now.compaction, now.taking_over]
         actors = [Actor(make, lives(rng)) for make in makers]
@@ -247,7 +254,7 @@ def test_requests_that_arrive_a_second_time(world: Any) -> None:
 def test_a_rewrapping_beside_jobs(world: Any) -> None:
     """If it says that all keys are wrapped again, the old master key may go."""
     verdicts = set()
-    for _, rng in orders():
+    for rng in orders():
         now = world(rng, dead=False)
         makers = [now.job] * rng.randrange(1, 3) + [now.compaction] * rng.randrange(2)
         actors = [Actor(make, lives(rng)) for make in makers]
@@ -266,9 +273,10 @@ def test_a_rewrapping_beside_jobs(world: Any) -> None:
     assert len(verdicts) > 1
 
 
-def test_a_listing_that_is_old(world: Any) -> None:
+@many_orders
+def test_a_listing_that_is_old(world: Any, count: int) -> None:
     """A reader may find no key then, but never another one. What ends is as with current ones."""
-    for _, rng in orders():
+    for rng in orders(count):
         now = world(rng)
         now.stale = 0.3
         actors = [Actor(make, lives(rng)) for make in (now.job, now.job, now.taking_over)]

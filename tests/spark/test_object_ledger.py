@@ -241,10 +241,10 @@ class TestSideBySide:
                     if number % 2:
                         ledger.compact()
 
-        with ThreadPoolExecutor(6) as pool:
-            list(pool.map(job, range(6)))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(job, range(4)))
         with open_ledger(url, writing=True) as ledger:
-            expected = sorted(f"{number}{name}" for number in range(6) for name in "abc")
+            expected = sorted(f"{number}{name}" for number in range(4) for name in "abc")
             assert sorted(names_in(ledger.rows())) == expected
             ledger.compact()
             assert sorted(names_in(ledger.rows())) == expected

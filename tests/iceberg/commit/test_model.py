@@ -431,7 +431,7 @@ KEEPERS = ("rotate", "prune", "expire")
 
 
 # Of `make test`: the same writers, whose pointer is swapped.
-@pytest.mark.slow_variants(r"writers1-rest")
+@pytest.mark.slow_variants(r".*-rest")
 @pytest.mark.parametrize("catalog", ["swap", "rest"])
 @pytest.mark.parametrize("writers", [("append", "append"), ("append", "append b")])
 def test_two_writers_rotation_pruning_and_expiry(catalog: str, writers: tuple[str, str]) -> None:
@@ -442,8 +442,8 @@ def test_two_writers_rotation_pruning_and_expiry(catalog: str, writers: tuple[st
     assert model.conflicts > 900
 
 
-# Of `make test`: the newest KEK, both ways to commit.
-@pytest.mark.slow_variants(r".*-old kek")
+# Of `make test`: the newest KEK, both ways to commit; but for the longest searches.
+@pytest.mark.slow_variants(r".*-old kek", r"append (b append b|rotate) rotate prune-rest-.*")
 @pytest.mark.parametrize("kek_age_ms", [DAY, KEK_LIFETIME_MS + DAY], ids=["kek", "old kek"])
 @pytest.mark.parametrize("catalog", ["swap", "rest"])
 @pytest.mark.parametrize(

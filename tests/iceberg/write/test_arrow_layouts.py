@@ -200,6 +200,8 @@ def table_of(tmp_path: Path, kind: pa.StructType, file_format: str) -> dict[str,
     return metadata_of(tmp_path, schema_of(kind), properties=properties)
 
 
+# Of `make test`: each seed in one of the formats.
+@pytest.mark.slow_variants(r"\d*[02468]-avro", r"\d*[13579]-parquet")
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
 @pytest.mark.parametrize("seed", range(12))
 def test_every_layout_is_stored_by_its_values(tmp_path: Path, seed: int, file_format: str) -> None:

@@ -543,6 +543,7 @@ def test_the_other_writer_s_row_is_kept(table: EncryptedTable) -> None:
     files_left(table)
 
 
+@pytest.mark.slow_variants("copy-on-write-delete", "merge-on-read-rekey")
 @pytest.mark.parametrize("rewrite", ["delete", "rekey", "nothing"])
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
 def test_columns_whose_names_are_swapped_meanwhile(
@@ -708,7 +709,10 @@ LATER: dict[str, tuple[Callable[[EncryptedTable], object], Callable[[set[int]], 
 
 
 # Of `make test`: the ways to commit that differ.
-@pytest.mark.slow_variants(r"True-.*", r"False-(stream|dry expiry|compaction in parts|rewrapping)")
+@pytest.mark.slow_variants(
+    r"True-.*",
+    r"False-(stream|delete nothing|compaction in parts|dry expiry|erasure|rewrapping|properties)",
+)
 @pytest.mark.parametrize("name", LATER)
 @pytest.mark.parametrize("erased", [False, True])
 def test_a_table_object_older_than_somebody_s_expiry(
@@ -937,7 +941,7 @@ def first_of(works: list[Callable[[], object]]) -> Callable[[int, int], None]:
 # -- many threads
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_threads_that_share_a_table_object_lose_no_key(
     catalog: EncryptedCatalog, rounds: int
 ) -> None:

@@ -847,7 +847,7 @@ def test_manifests_are_rolled_at_their_target_size(
     tmp_path: Path, output: TableOutput, manager: EncryptionManager
 ) -> None:
     spec, schema = UNPARTITIONED
-    entries = [added(file_of(manager, number=n)) for n in range(2001)]
+    entries = [added(file_of(manager, number=n)) for n in range(1001)]
     numbers = itertools.count()
     new = NewManifests(output, manager, spec, schema, {}, SNAPSHOT, DATA_MANIFEST)
 
@@ -857,13 +857,13 @@ def test_manifests_are_rolled_at_their_target_size(
             new, lambda: location.format(next(numbers)), iter(entries), target_size
         )
 
-    assert [r.added_files_count for r in write(entries, 1)] == [250] * 8 + [1]
+    assert [r.added_files_count for r in write(entries, 1)] == [250] * 4 + [1]
     assert [r.added_files_count for r in write(entries[:500], 1)] == [250, 250]
-    assert [r.added_files_count for r in write(entries, 8 << 20)] == [2001]
+    assert [r.added_files_count for r in write(entries, 8 << 20)] == [1001]
     assert write([], 1) == []
-    sizes = [r.manifest_length for r in write(entries, 60_000)]
+    sizes = [r.manifest_length for r in write(entries, 30_000)]
     assert len(sizes) > 1
-    assert all(size > 60_000 for size in sizes[:-1])
+    assert all(size > 30_000 for size in sizes[:-1])
     paths = [e.file.file_path for r in write(entries, 1) for e in entries_of(r, manager)]
     assert paths == [e.file.file_path for e in entries]
 
@@ -882,13 +882,13 @@ def test_blocks_without_a_change_are_copied_as_they_are_stored(
 ) -> None:
     spec, schema = UNPARTITIONED
     more = {"lower_bounds": {1: bytes(300)}, "value_counts": {1: 10}}
-    files = [file_of(manager, number=n, first_row_id=9 * n, **more) for n in range(2000)]
+    files = [file_of(manager, number=n, first_row_id=9 * n, **more) for n in range(1000)]
     new = [added(file) for file in files]
     first = write(new, spec, schema)
     # All entries become existing ones, so that no block is as it was.
     kept = [entry.existing() for entry in entries_of(first, manager)]
     second = write(kept, spec, schema)
-    assert len(blocks_of(first)) > 9
+    assert len(blocks_of(first)) > 4
     assert not set(blocks_of(second)) & set(blocks_of(first))
     again = entries_of(second, manager)
     assert [all_fields(e.file) for e in again] == [all_fields(e.file) for e in kept]
@@ -897,8 +897,8 @@ def test_blocks_without_a_change_are_copied_as_they_are_stored(
     }
 
     # One is deleted, one is left out, and the last ones come in another order.
-    changed = [*again[:500], again[500].deleted(77), *again[501:900], *again[901:1995]]
-    changed += again[:1994:-1]
+    changed = [*again[:250], again[250].deleted(77), *again[251:450], *again[451:995]]
+    changed += again[:994:-1]
     third = write(changed, spec, schema)
     copied = [block in blocks_of(second) for block in blocks_of(third)]
     assert copied.count(False) <= 4

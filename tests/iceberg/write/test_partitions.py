@@ -303,7 +303,7 @@ def test_a_transform_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 def test_more_partitions_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_OPEN_FILES", 5)
-    monkeypatch.setattr(module, "_MAX_WAITING", 20_000)
+    monkeypatch.setattr(module, "_MAX_WAITING", 10_000)
     open_now = most = 0
     begin, end = FileWriter.__init__, FileWriter.close
 
@@ -320,19 +320,19 @@ def test_more_partitions_than_may_be_open(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(FileWriter, "__init__", begin_counted)
     monkeypatch.setattr(FileWriter, "close", end_counted)
-    fields = [{"name": "b", "source-id": 1, "transform": "bucket[40]"}]
+    fields = [{"name": "b", "source-id": 1, "transform": "bucket[20]"}]
     columns = [{"name": "id", "type": "long"}]
-    data = pa.table({"id": range(12_000)})
+    data = pa.table({"id": range(6000)})
     records = write(
         metadata_of(tmp_path, columns, fields=fields),
         iter(data.to_batches(max_chunksize=500)),
         threads=2,
     )
-    assert {record.partition[0] for record in records} == set(range(40))
-    assert len(records) > 40
+    assert {record.partition[0] for record in records} == set(range(20))
+    assert len(records) > 20
     assert 1 < most <= 5 + 2
     found = pa.concat_tables(map(read_parquet, records))
-    assert sorted(found["id"].to_pylist()) == list(range(12_000))
+    assert sorted(found["id"].to_pylist()) == list(range(6000))
     assert len(files_in(tmp_path)) == len(records)
 
 

@@ -223,9 +223,9 @@ def test_a_plain_parquet_file_is_the_same_but_encrypted(
 ) -> None:
     monkeypatch.setattr(parquet_modules, "WINDOW_SIZE", window_size)
     path = tmp_path / "plain.parquet"
-    rows = table()
+    rows = table(400)
     pq.write_table(rows, path, **options)
-    old = record(path, len(rows), column_sizes={1: 3, 2: 4}, value_counts={1: 1000})
+    old = record(path, len(rows), column_sizes={1: 3, 2: 4}, value_counts={1: 400})
     new = rewrite_file(old, _files(key_size), TableOutput(IO), f"file://{tmp_path}/new.parquet")
 
     file = opened(new)

@@ -185,7 +185,7 @@ KINDS = {
         [pa.binary(), pa.large_binary(), pa.binary_view()],
     ),
 }
-ALIKE = {"long", "float", "one zero", "time", "timestamp", "timestamptz_ns"}
+ALIKE = {"long", "float", "one zero", "date", "time", "timestamp", "timestamptz_ns", "fixed"}
 WAYS = [(f, mode) for f in ("parquet", "avro") for mode in ("merge-on-read", "copy-on-write")]
 
 
