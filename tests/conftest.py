@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -169,9 +170,8 @@ def in_a_fork() -> Callable[[Callable[[], object]], None]:
     return run
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Any]:
-    """An ``EncryptedCatalog`` over SQLite, with keys in properties and a namespace ``db``."""
+@contextlib.contextmanager
+def _sql_catalog(folder: Path) -> Iterator[Any]:
     # Here, because most tests need no PyIceberg.
     from iceberg_tables import KMS_PROPERTIES
 
@@ -180,12 +180,41 @@ def catalog(tmp_path: Path) -> Iterator[Any]:
     with load_catalog(
         "sql",
         type="sql",
-        uri=f"sqlite:///{tmp_path}/catalog.db",
-        warehouse=f"file://{tmp_path}/warehouse",
+        uri=f"sqlite:///{folder}/catalog.db",
+        warehouse=f"file://{folder}/warehouse",
         **KMS_PROPERTIES,
     ) as made:
         made.create_namespace("db")
         yield made
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Any]:
+    """An ``EncryptedCatalog`` over SQLite, with keys in properties and a namespace ``db``."""
+    with _sql_catalog(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def _catalog_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+    folder = tmp_path_factory.mktemp("catalog")
+    with _sql_catalog(folder) as made:
+        yield made, folder / "warehouse"
+
+
+@pytest.fixture
+def emptied_catalog(_catalog_of_module: tuple[Any, Path]) -> Iterator[Any]:
+    """Like ``catalog``, but one for all tests of a module: it is emptied after each. SQLAlchemy
+    compiles each statement once, which otherwise takes as long as making a table."""
+    from sqlalchemy import text
+
+    catalog, warehouse = _catalog_of_module
+    yield catalog
+    with catalog.engine.begin() as connection:
+        pins = "iceberg_namespace_properties WHERE property_key LIKE 'ags1.pin.%'"
+        for rows in ("iceberg_tables", pins):
+            connection.execute(text(f"DELETE FROM {rows}"))
+    shutil.rmtree(warehouse, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -62,10 +62,8 @@ ROW_TYPE = pa.schema([("id", pa.int64()), ("v", pa.string()), ("n", pa.int32())]
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[EncryptedCatalog]:
-    with load_catalog("sql", **at(tmp_path), **KMS_PROPERTIES) as made:
-        made.create_namespace("db")
-        yield made
+def catalog(emptied_catalog: EncryptedCatalog) -> EncryptedCatalog:
+    return emptied_catalog
 
 
 def at(folder: Path) -> dict[str, str]:
