@@ -259,12 +259,13 @@ def new_table(catalog: Any, columns: Schema, **properties: str) -> EncryptedTabl
     return made
 
 
+@pytest.mark.slow_variants("parquet|avro")
 @pytest.mark.parametrize(
     ("file_format", "columns"),
     [
         pytest.param("parquet", IN_TURN, id="parquet, each in turn"),
-        pytest.param("parquet", COLUMNS, id="parquet", marks=pytest.mark.slow),
-        pytest.param("avro", COLUMNS, id="avro", marks=pytest.mark.slow),
+        pytest.param("parquet", COLUMNS, id="parquet"),
+        pytest.param("avro", COLUMNS, id="avro"),
     ],
 )
 def test_values_at_the_ends_of_their_types_come_back(
@@ -289,12 +290,13 @@ def files_of(table: EncryptedTable) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow_variants("parquet|avro")
 @pytest.mark.parametrize(
     ("file_format", "is_whole"),
     [
         pytest.param("parquet", False, id="parquet, in places in turn"),
-        pytest.param("parquet", True, id="parquet", marks=pytest.mark.slow),
-        pytest.param("avro", True, id="avro", marks=pytest.mark.slow),
+        pytest.param("parquet", True, id="parquet"),
+        pytest.param("avro", True, id="avro"),
     ],
 )
 def test_values_beyond_their_types_are_refused_before_a_file_is_written(
