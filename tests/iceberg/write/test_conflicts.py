@@ -537,14 +537,15 @@ def test_the_other_writer_s_row_is_kept(table: EncryptedTable) -> None:
     files_left(table)
 
 
-@pytest.mark.slow_variants("copy-on-write-delete", "merge-on-read-rekey")
-@pytest.mark.parametrize("rewrite", ["delete", "rekey", "nothing"])
+# Of `make test`: each change once.
+@pytest.mark.slow_variants("copy-on-write-(delete|append|nothing)", "merge-on-read-rekey")
+@pytest.mark.parametrize("rewrite", ["delete", "rekey", "append", "nothing"])
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
 def test_columns_whose_names_are_swapped_meanwhile(
     catalog: EncryptedCatalog, rewrite: str, mode: str
 ) -> None:
     """A filter names columns. If another writer has given the names to other columns, the deleted
-    rows are in files that the filter rules out by its new meaning."""
+    rows, and new ones like them, are in files that the filter rules out by its new meaning."""
     properties = ENCRYPTED | {"write.delete.mode": mode}
     table = catalog.create_table(
         "db.t", pa.schema([("a", pa.int64()), ("b", pa.int64())]), properties=properties
@@ -562,6 +563,8 @@ def test_columns_whose_names_are_swapped_meanwhile(
         other.delete("b = 3")
     elif rewrite == "rekey":
         other.rekey()
+    elif rewrite == "append":
+        other.append(pa.table({"b": [2], "a": [400]}))
     if rewrite == "nothing":
         transaction.commit_transaction()
         assert again(table).scan().to_arrow()["b"].to_pylist() == [1, 3]
