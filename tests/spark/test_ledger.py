@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ags1 import KeyMetadata, layout
@@ -734,32 +734,37 @@ def test_a_name_that_was_given_though_the_answer_was_lost(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-@given(
-    st.lists(st.integers(0, 200 << 20), max_size=60),
-    st.integers(1, 64),
-    st.integers(1 << 20, 64 << 20),
-)
-def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) -> None:
-    items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
-    seen: dict[int, list[Piece]] = {}
-    for wave in cutting.waves(items, cutting.Pace(cores), cost):
-        assert all(wave.tasks)
-        pieces = [piece for task in wave.tasks for piece in task]
-        assert {piece.number for piece in pieces} == {item.number for item in wave.items}
-        assert not {item.number for item in wave.items} & set(seen)
-        for piece in pieces:
-            seen.setdefault(piece.number, []).append(piece)
-    assert sorted(seen) == list(range(len(sizes)))
-    for number, pieces in seen.items():
-        if not pieces[0].block_count:
-            assert len(pieces) == 1
-            continue
-        ends = [0]
-        for piece in pieces:
-            assert piece.first_block == ends[-1]
-            assert 0 < piece.block_count <= cost // BLOCK_SIZE + 1
-            ends.append(piece.first_block + piece.block_count)
-        assert ends[-1] == layout.block_count(sizes[number])
+@pytest.mark.parametrize("examples", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_every_block_is_in_one_piece(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(
+        st.lists(st.integers(0, 200 << 20), max_size=60),
+        st.integers(1, 64),
+        st.integers(1 << 20, 64 << 20),
+    )
+    def check(sizes: list[int], cores: int, cost: int) -> None:
+        items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
+        seen: dict[int, list[Piece]] = {}
+        for wave in cutting.waves(items, cutting.Pace(cores), cost):
+            assert all(wave.tasks)
+            pieces = [piece for task in wave.tasks for piece in task]
+            assert {piece.number for piece in pieces} == {item.number for item in wave.items}
+            assert not {item.number for item in wave.items} & set(seen)
+            for piece in pieces:
+                seen.setdefault(piece.number, []).append(piece)
+        assert sorted(seen) == list(range(len(sizes)))
+        for number, pieces in seen.items():
+            if not pieces[0].block_count:
+                assert len(pieces) == 1
+                continue
+            ends = [0]
+            for piece in pieces:
+                assert piece.first_block == ends[-1]
+                assert 0 < piece.block_count <= cost // BLOCK_SIZE + 1
+                ends.append(piece.first_block + piece.block_count)
+            assert ends[-1] == layout.block_count(sizes[number])
+
+    check()
 
 
 # Of `make test`: smaller ledgers of each kind.

@@ -662,7 +662,7 @@ def plain_twin(tmp_path: Path, schema: Schema, data: pa.Table, **properties: str
 def test_metrics_are_those_that_pyiceberg_has_for_the_same_rows(
     tmp_path: Path, properties: dict[str, str]
 ) -> None:
-    data = all_types(500)
+    data = all_types(200)
     (record,) = write(metadata_of(tmp_path, ALL_TYPES, properties=properties), data)
     twin = plain_twin(tmp_path, ALL_TYPES, data, **properties)
     assert record.record_count == twin.record_count

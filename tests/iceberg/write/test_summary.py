@@ -9,7 +9,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import READABLE, TABLES, memory_kms, metadata_file
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -178,32 +178,37 @@ FILES = st.builds(
 )
 
 
-@given(
-    added=st.lists(FILES, max_size=6),
-    removed=st.lists(FILES, max_size=6),
-    before=st.none() | st.integers(0, 5000),
-)
-def test_pyiceberg_counts_the_same(
-    added: list[ContentFile], removed: list[ContentFile], before: int | None
-) -> None:
-    ours = SummaryBuilder(SPECS, SCHEMA)
-    theirs = SnapshotSummaryCollector()
-    for file in added:
-        ours.add(file)
-        theirs.add_file(as_pyiceberg_s(file), SCHEMA, SPECS[1])
-    for file in removed:
-        ours.remove(file)
-        theirs.remove_file(as_pyiceberg_s(file), SCHEMA, SPECS[1])
-    previous = None if before is None else {"total-records": str(before), "total-data-files": "x9"}
-    summary = ours.build("overwrite", previous, environment={})
-    without_bad = None if previous is None else {"total-records": str(before)}
-    expected = update_snapshot_summaries(
-        Summary(Operation.OVERWRITE, **theirs.build()), without_bad
+@pytest.mark.parametrize("examples", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_pyiceberg_counts_the_same(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(
+        added=st.lists(FILES, max_size=6),
+        removed=st.lists(FILES, max_size=6),
+        before=st.none() | st.integers(0, 5000),
     )
-    wanted = {"operation": "overwrite", **expected.additional_properties}
-    # Java counts none too.
-    wanted.setdefault("changed-partition-count", "0")
-    assert summary == wanted
+    def check(added: list[ContentFile], removed: list[ContentFile], before: int | None) -> None:
+        ours = SummaryBuilder(SPECS, SCHEMA)
+        theirs = SnapshotSummaryCollector()
+        for file in added:
+            ours.add(file)
+            theirs.add_file(as_pyiceberg_s(file), SCHEMA, SPECS[1])
+        for file in removed:
+            ours.remove(file)
+            theirs.remove_file(as_pyiceberg_s(file), SCHEMA, SPECS[1])
+        previous = (
+            None if before is None else {"total-records": str(before), "total-data-files": "x9"}
+        )
+        summary = ours.build("overwrite", previous, environment={})
+        without_bad = None if previous is None else {"total-records": str(before)}
+        expected = update_snapshot_summaries(
+            Summary(Operation.OVERWRITE, **theirs.build()), without_bad
+        )
+        wanted = {"operation": "overwrite", **expected.additional_properties}
+        # Java counts none too.
+        wanted.setdefault("changed-partition-count", "0")
+        assert summary == wanted
+
+    check()
 
 
 def as_pyiceberg_s(file: ContentFile) -> DataFile:
