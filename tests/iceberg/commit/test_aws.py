@@ -387,6 +387,8 @@ def test_glue_s_folder_confirms_the_location_if_there_is_no_hash(commits: Commit
     assert commits.load("db.t", Trust()) == after
 
 
+# Of `make test`: each catalog once, and each name.
+@pytest.mark.slow_variants("location-sql", "write.data.path-(glue|dynamodb)")
 @with_sql
 @pytest.mark.parametrize("name", ["location", "write.data.path"])
 def test_our_commit_does_not_confirm_a_folder_that_somebody_put_into_the_metadata(
