@@ -6,12 +6,13 @@ import json
 import shutil
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ags1
-from ags1.iceberg import EncryptedTable, open_table
+from ags1.iceberg import EncryptedTable, load_catalog, open_table
 from ags1.keys.envelope import encryption_keys_to_dicts
 from ags1.kms import KmsClient, from_properties
 
@@ -30,6 +31,20 @@ def memory_kms() -> KmsClient:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return from_properties(KMS_PROPERTIES)
+
+
+@contextmanager
+def sql_catalog(folder: Path) -> Iterator[Any]:
+    """A catalog like the fixture ``catalog``, for the tables that several tests only read."""
+    with load_catalog(
+        "sql",
+        type="sql",
+        uri=f"sqlite:///{folder}/catalog.db",
+        warehouse=f"file://{folder}/warehouse",
+        **KMS_PROPERTIES,
+    ) as made:
+        made.create_namespace("db")
+        yield made
 
 
 def metadata_file(name: str, folder: Path = TABLES) -> Path:
