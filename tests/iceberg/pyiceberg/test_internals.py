@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,10 @@ def test_the_list_is_whole() -> None:
 
 def test_no_other_package_uses_one() -> None:
     listed = {name.rsplit(".", 1)[1] for name in PRIVATE_NAMES}
+    a_name = re.compile(rf"[.\s]({'|'.join(listed)})\b")
     for path in {*PACKAGE.glob("iceberg/**/*.py"), *PACKAGE.glob("spark/**/*.py")} - {*INTERNALS}:
-        assert _private_names(path) & listed == set(), path
+        if a_name.search(path.read_text()):
+            assert _private_names(path) & listed == set(), path
 
 
 def test_pyiceberg_asks_for_the_kind_of_a_catalog() -> None:
