@@ -103,6 +103,7 @@ def test_all_of_them_beside_all_columns(table: tuple[EncryptedTable, Rows]) -> N
     assert ours.scan().to_arrow().schema.names == ["id", "v"]
 
 
+@pytest.mark.slow_variants(r"avro-\('_\w+',\)")  # `make test` has all of them at once
 @pytest.mark.parametrize("names", [(name,) for name in ALL] + [("_pos", "id"), ALL[::-1]], ids=str)
 def test_some_of_them(table: tuple[EncryptedTable, Rows], names: tuple[str, ...]) -> None:
     ours, expected = table
