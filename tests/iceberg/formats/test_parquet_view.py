@@ -5,6 +5,7 @@ The files are Arrow's own, and hold what was given to Arrow.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import random
@@ -39,6 +40,7 @@ WRITTEN: list[dict[str, Any]] = [
 ]
 
 
+@functools.cache
 def rows() -> pa.Table:
     count = 3000
     columns = {

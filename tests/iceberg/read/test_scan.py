@@ -85,7 +85,7 @@ def assert_same(ours: Any, theirs: Any, **scan: Any) -> pa.Table:
     assert repr(found.to_pylist()) == repr(expected.to_pylist())
     assert ours.scan(**scan).count() == len(expected)
     streamed = ours.scan(**scan).to_arrow_batch_reader().read_all()
-    assert streamed.schema == theirs.scan(**scan).to_arrow_batch_reader().schema
+    assert streamed.schema == expected.schema
     assert repr(streamed.to_pylist()) == repr(expected.to_pylist())
     return found
 
