@@ -88,7 +88,7 @@ def footer_of(metadata: pq.FileMetaData) -> str:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_arrow_reads_it_as_its_own(options: dict[str, Any]) -> None:
-    rows = table()
+    rows = table(400)
     km, theirs_km = KeyMetadata.generate(), KeyMetadata.generate()
     data, footer = written(rows, km, **options)
     # Arrow encrypts no bloom filters. Our pages have no checksum: they have a tag.

@@ -54,10 +54,8 @@ COLUMNS = [
     {"id": 3, "name": "value", "type": "double"},
 ]
 Rows = list[dict[str, Any]]
-METADATA_TABLES = [
-    "entries", "files", "data_files", "all_files", "all_data_files", "manifests", "all_manifests",
-    "partitions", "snapshots", "history",
-]  # fmt: skip
+WITH_PARTITIONS = ["entries", "files", "all_files", "manifests", "all_manifests", "partitions"]
+METADATA_TABLES = [*WITH_PARTITIONS, "data_files", "all_data_files", "snapshots", "history"]
 
 
 def rows(*numbers: int) -> Rows:
@@ -564,7 +562,7 @@ def test_metadata_tables_of_every_history_of_a_partition_field(
 
     def check(*expected: Any) -> None:
         inspect = table.inspect
-        made = {name: getattr(inspect, name)() for name in METADATA_TABLES}
+        made = {name: getattr(inspect, name)() for name in WITH_PARTITIONS}
         entries = made["entries"]["data_file"].combine_chunks()
         rows = table.scan(selected_fields=("_partition",)).to_arrow()["_partition"]
         for found in (

@@ -398,24 +398,26 @@ def test_the_number_of_requests(s3: Any, credentials: str) -> None:
 
 
 def test_many_files_of_a_distant_store_are_read_at_once(
-    s3: Any, monkeypatch: pytest.MonkeyPatch
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def catalog(endpoint: str) -> EncryptedCatalog:
+        server = properties(s3, "pyarrow") | {"s3.endpoint": endpoint}
+        place = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"s3://{BUCKET}/many"}
+        return EncryptedCatalog(load_catalog("c", type="sql", **place, **server), memory_kms())
+
     rows = pa.table({"id": list(range(16))})
+    near = catalog(s3.meta.endpoint_url)
+    near.create_namespace("db")
+    table = near.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
+    with table.update_spec() as spec:
+        spec.add_identity("id")
+    table.append(rows)
     with counted_requests(s3.meta.endpoint_url, 0.05) as requests:
-        server = properties(s3, "pyarrow") | {"s3.endpoint": requests.url}
-        inner = load_catalog(
-            "c", type="sql", uri="sqlite://", warehouse=f"s3://{BUCKET}/many", **server
-        )
-        catalog = EncryptedCatalog(inner, memory_kms())
-        catalog.create_namespace("db")
-        table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "keyA"})
-        with table.update_spec() as spec:
-            spec.add_identity("id")
-        table.append(rows)
+        distant = catalog(requests.url).load_table("db.t")
         for configured, least, most in ((None, 8, 16), ("2", 1, 2)):
             if configured is not None:
                 monkeypatch.setenv("PYICEBERG_MAX_WORKERS", configured)
                 monkeypatch.setattr(ExecutorFactory, "_instance", None)
             requests.most = 0
-            assert len(table.scan().to_arrow()) == 16
+            assert len(distant.scan().to_arrow()) == 16
             assert least <= requests.most <= max(most, os.cpu_count() or 1)
