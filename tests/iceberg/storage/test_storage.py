@@ -99,8 +99,8 @@ def properties(s3: Any, kind: str) -> dict[str, str]:
     }
 
 
-# Of `make test`: each table through one of the two FileIOs.
-@pytest.mark.slow_variants(r"(mor_dv-fsspec|parquet_plain-fsspec|stats-pyarrow)")
+# Of `make test`: one table through each of the two FileIOs.
+@pytest.mark.slow_variants(r"(mor_dv-fsspec|parquet_plain-.*|stats-pyarrow)")
 @pytest.mark.parametrize("kind", FILE_IO)
 @pytest.mark.parametrize("name", ["mor_dv", "stats", "parquet_plain"])
 def test_a_table_of_java_s_moved_to_s3(s3: Any, kind: str, name: str) -> None:
@@ -382,19 +382,15 @@ def test_the_number_of_requests(s3: Any, credentials: str) -> None:
         (*_, task) = read.scan().plan_files()
         count("a small data file", lambda: opened(read.files, task.file))
         count("compaction", lambda: read.rewrite_data_files())
-        count("verify", lambda: verify_table(catalog.load_table("db.t")))
-        count("expire", lambda: read.expire_snapshots("0s", 1))
-    # Arrow makes the marker of a folder again when it has deleted a file there, unless another
-    # thread has just done that.
-    assert 95 <= made.pop("expire") <= 110
+        if credentials == "of the environment":  # `make test` leaves out the most requests
+            count("verify", lambda: verify_table(catalog.load_table("db.t")))
+            count("expire", lambda: read.expire_snapshots("0s", 1))
+            # Arrow makes the marker of a folder again when it has deleted a file there, unless
+            # another thread has just done that.
+            assert 95 <= made.pop("expire") <= 110
+            assert made.pop("verify") == 78
     assert made.pop("a small data file") == 2
-    assert made == {
-        "append": 6,
-        "delete": 14,
-        "scan": 30,
-        "compaction": 36,
-        "verify": 78,
-    }
+    assert made == {"append": 6, "delete": 14, "scan": 30, "compaction": 36}
 
 
 def test_many_files_of_a_distant_store_are_read_at_once(
