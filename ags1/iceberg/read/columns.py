@@ -223,9 +223,13 @@ class FileReader:
         columns: tuple[NestedField, ...] = ()
         others = sorted(self._metadata.schemas, key=lambda s: s.schema_id, reverse=True)
         schemas = self._projected, self._filtered, self._metadata.schema(), *others, _LINEAGE
+        missing = set(field_ids)
         for schema in map(as_stored, schemas):
             pruned = prune_columns(schema, set(field_ids), select_full_types=False)
             columns = _with_more(columns, with_struct_defaults(pruned, schema).fields)
+            missing -= pruned.field_ids
+            if not missing:
+                break
         any_column = readable(self._metadata.schema()).fields[:1]
         return Schema(*columns) if columns else as_stored(Schema(*any_column))
 
