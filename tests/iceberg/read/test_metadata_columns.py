@@ -131,8 +131,11 @@ FILTERS = [
 ]
 
 
-# Of `make test`: each filter on all columns of Parquet, and on some of Avro.
-@pytest.mark.slow_variants(r"(parquet-\('(id|_row_id)'.*|avro-\('(\*|id)'.*)")
+# Of `make test`: each filter on all columns of Parquet, and some filters on some columns of Avro.
+@pytest.mark.slow_variants(
+    r"(parquet-\('(id|_row_id)'.*|avro-\('(\*|id)'.*)",
+    r"avro-.*-(id >=|v =|_pos =|not|_row_id !=|_spec_id =).*",
+)
 @pytest.mark.parametrize(("row_filter", "matches"), FILTERS, ids=[f[0] for f in FILTERS])
 @pytest.mark.parametrize("names", [("*", *ALL), ("id",), ("_row_id", "_file")], ids=str)
 def test_filters(

@@ -74,11 +74,9 @@ def in_summaries(**change: Any) -> Callable[[Metadata], None]:
     return lambda m: [s["summary"].update(change) for s in m["snapshots"]] and None
 
 
+LISTS = ("statistics", "partition-statistics", "snapshot-log", "metadata-log")
 OTHERS: dict[str, Callable[[Metadata], None]] = {
-    **{
-        f"{name} null": lambda m, name=name: m.update({name: None})  # type: ignore[misc]
-        for name in ("statistics", "partition-statistics", "snapshot-log", "metadata-log")
-    },
+    "lists null": lambda m: m.update(dict.fromkeys(LISTS)),
     "refs null": lambda m: m.update({"refs": None}),
     "no refs": lambda m: m.pop("refs"),
     "no identifiers": each("schemas", identifier_field_ids=None),

@@ -133,7 +133,7 @@ PREDICATES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [6, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_query_finds_what_polars_finds(tables: dict[str, Any], examples: int) -> None:
     @given(
         st.sampled_from(["whole", "partitioned"]),

@@ -610,7 +610,7 @@ def _random_commit(chance: random.Random) -> tuple[Any, Any]:
     ]
 
 
-@pytest.mark.parametrize("histories", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("histories", [10, pytest.param(60, marks=pytest.mark.slow)])
 def test_any_history_reads_as_its_rows(histories: int, tmp_path: Path) -> None:
     """Against a model: each file is its rows, each delete takes some of them away."""
     for number in range(histories):

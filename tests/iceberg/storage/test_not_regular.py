@@ -19,7 +19,7 @@ KINDS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.slow_variants(r"(?!pipe|folder-fs).*")
+@pytest.mark.slow_variants(r"(?!pipe-py|folder-fs).*")
 @pytest.mark.parametrize("implementation", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_read_waits(
