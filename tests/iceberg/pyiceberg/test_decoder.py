@@ -247,7 +247,7 @@ def compare(writer: str, seed: int, count: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("count", [400, pytest.param(60_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [400, pytest.param(40_000, marks=pytest.mark.slow)])
 def test_damaged_entries_are_read_as_pyiceberg_reads_them(writer: str, count: int) -> None:
     read, refused = compare(writer, 1, count)
     assert min(read, refused) > count // 20
