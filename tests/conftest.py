@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import importlib.util
 import os
 import re
 import shutil
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from day import SEED
 from hypothesis import HealthCheck, settings
+from kept_tables import KeptTables
 
 import ags1
 from ags1.kms import passphrase
@@ -170,42 +171,79 @@ def in_a_fork() -> Callable[[Callable[[], object]], None]:
     return run
 
 
-@contextlib.contextmanager
-def _sql_catalog(folder: Path) -> Iterator[Any]:
+@pytest.fixture(scope="session", autouse=True)
+def _statements_are_compiled_once() -> Iterator[None]:
+    """All SQL catalogs on SQLite share what SQLAlchemy compiles, which takes longer than SQLite
+    does. Else each catalog, and so each test, compiles every statement again."""
     # Here, because most tests need no PyIceberg.
+    if "ags1.iceberg" not in sys.modules or not importlib.util.find_spec("sqlalchemy"):
+        yield
+        return
+    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as Dialect
+    from sqlalchemy.util import LRUCache
+
+    compiled: LRUCache[Any, Any] = LRUCache(500)
+
+    def share(_: type[Dialect], engine: Any) -> None:
+        engine._compiled_cache = compiled
+
+    with pytest.MonkeyPatch.context() as patch:
+        # The dialect is a part of the key of what is compiled.
+        patch.setattr(Dialect, "__hash__", lambda self: hash(type(self)))
+        patch.setattr(Dialect, "__eq__", lambda self, other: type(self) is type(other))
+        patch.setattr(Dialect, "engine_created", classmethod(share))
+        yield
+
+
+@pytest.fixture(scope="session")
+def open_catalog(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
+    """Open an ``EncryptedCatalog`` over SQLite in a folder, with keys in properties. If it is new,
+    it has a namespace ``db``."""
     from iceberg_tables import KMS_PROPERTIES
 
     from ags1.iceberg import load_catalog
 
-    with load_catalog(
-        "sql",
-        type="sql",
-        uri=f"sqlite:///{folder}/catalog.db",
-        warehouse=f"file://{folder}/warehouse",
-        **KMS_PROPERTIES,
-    ) as made:
+    def opened(folder: Path) -> Any:
+        return load_catalog(
+            "sql",
+            type="sql",
+            uri=f"sqlite:///{folder}/catalog.db",
+            warehouse=f"file://{folder}/warehouse",
+            **KMS_PROPERTIES,
+        )
+
+    first = tmp_path_factory.mktemp("database")
+    with opened(first) as made:
         made.create_namespace("db")
-        yield made
+    database = (first / "catalog.db").read_bytes()
+
+    def opened_or_new(folder: Path) -> Any:
+        if not (folder / "catalog.db").exists():
+            (folder / "catalog.db").write_bytes(database)
+        return opened(folder)
+
+    return opened_or_new
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Any]:
+def catalog(tmp_path: Path, open_catalog: Callable[[Path], Any]) -> Iterator[Any]:
     """An ``EncryptedCatalog`` over SQLite, with keys in properties and a namespace ``db``."""
-    with _sql_catalog(tmp_path) as made:
+    with open_catalog(tmp_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def _catalog_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+def _catalog_of_module(
+    tmp_path_factory: pytest.TempPathFactory, open_catalog: Callable[[Path], Any]
+) -> Iterator[tuple[Any, Path]]:
     folder = tmp_path_factory.mktemp("catalog")
-    with _sql_catalog(folder) as made:
+    with open_catalog(folder) as made:
         yield made, folder / "warehouse"
 
 
 @pytest.fixture
 def emptied_catalog(_catalog_of_module: tuple[Any, Path]) -> Iterator[Any]:
-    """Like ``catalog``, but one for all tests of a module: it is emptied after each. SQLAlchemy
-    compiles each statement once, which otherwise takes as long as making a table."""
+    """Like ``catalog``, but one for all tests of a module: it is emptied after each."""
     from sqlalchemy import text
 
     catalog, warehouse = _catalog_of_module
@@ -215,6 +253,20 @@ def emptied_catalog(_catalog_of_module: tuple[Any, Path]) -> Iterator[Any]:
         for rows in ("iceberg_tables", pins):
             connection.execute(text(f"DELETE FROM {rows}"))
     shutil.rmtree(warehouse, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def _kept_tables(
+    tmp_path_factory: pytest.TempPathFactory, open_catalog: Callable[[Path], Any]
+) -> KeptTables:
+    return KeptTables(tmp_path_factory.mktemp("kept"), open_catalog)
+
+
+@pytest.fixture
+def kept(_kept_tables: KeptTables) -> Iterator[KeptTables]:
+    """Make a table once for all tests of the module that call this with the same arguments."""
+    yield _kept_tables
+    _kept_tables.close()
 
 
 @pytest.fixture(scope="session")
