@@ -195,6 +195,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
 }
 
 
+def one_of_each_kind(files: list[Path], turn: int) -> list[Path]:
+    """A list of manifests, a manifest, a data file and a file of vectors: others at each turn."""
+    kinds: dict[str, list[Path]] = {}
+    for path in files:
+        kinds.setdefault("list" if path.name.startswith("snap-") else path.suffix, []).append(path)
+    return [some[turn % len(some)] for some in kinds.values()]
+
+
+# Each file has two damages, and each kind of file has all.
 @pytest.mark.slow_variants(
     r"(parquet_plain|stats)-.*"
     r"(byte|nothing|header|folder|pipe|Avro|Parquet|noise)(?<!cut by a byte)"
@@ -204,7 +213,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
 def test_each_damaged_file_is_found_and_named(name: str, damage: str, tmp_path: Path) -> None:
     folder = copied(name, tmp_path)
     harm, expected = DAMAGES[damage]
-    for path in sealed_files(folder):
+    files = sealed_files(folder)
+    if damage not in ("cut by a byte", "gone"):
+        files = one_of_each_kind(files, list(DAMAGES).index(damage))
+    for path in files:
         whole = path.read_bytes()
         harm(path)
         result = verified(name, tmp_path)
@@ -306,7 +318,7 @@ def authenticate(data: bytes, km: KeyMetadata) -> Any:
 
 PARQUETS: list[dict[str, Any]] = [
     {},
-    {"write_page_index": True, "data_page_size": 200, "row_group_size": 100},
+    {"write_page_index": True, "data_page_size": 200, "row_group_size": 20},
     {"use_dictionary": False, "data_page_version": "2.0"},
     {"compression": "none", "write_page_index": True},
 ]
@@ -316,12 +328,12 @@ PARQUETS: list[dict[str, Any]] = [
 @pytest.mark.slow_variants(r"how[23]")
 @pytest.mark.parametrize("how", PARQUETS)
 def test_no_byte_of_a_parquet_file_can_be_changed(how: dict[str, Any]) -> None:
-    rows = pa.table({"a": range(300), "b": [[i, None] for i in range(300)], "c": [None] * 300})
+    rows = pa.table({"a": range(60), "b": [[i, None] for i in range(60)], "c": [None] * 60})
     data, km = sealed_parquet(rows, **how)
     found = authenticate(data, km)
     properties = create_decryption_properties(km.encryption_key, aad_prefix=km.aad_prefix)
     file = pq.ParquetFile(io.BytesIO(data), decryption_properties=properties)
-    assert found.rows == file.metadata.num_rows == 300
+    assert found.rows == file.metadata.num_rows == 60
     assert (found.padding_size, found.plain_levels_size) == (0, 0)
     for position in range(len(data)):
         changed = bytearray(data)
@@ -780,7 +792,7 @@ def test_what_progress_raises_ends_it_and_no_thread_stays(
 ) -> None:
     entries = []
     for _ in range(4):
-        data, km = made.maker._sealed(bytes(20 << 20))
+        data, km = made.maker._sealed(bytes(4 << 20))
         entries.append(made.maker._entry("avro", data, km, 1, None, 0))
     made.maker.commit(*entries)
     before = threading.active_count()
