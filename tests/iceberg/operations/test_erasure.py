@@ -7,7 +7,6 @@ search has to find the values, so that it would find them afterwards too.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from iceberg_tables import memory_kms, unpin, with_statistics
+from kept_tables import KeptTables
 from opened_files import OpenedFiles
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -129,8 +129,8 @@ MODES: dict[str, dict[str, str]] = {
 # Of `make test`: the log of metadata files that is deleted, and every format and mode.
 @pytest.mark.slow_variants(r"(gzip|unmerged|short log)")
 @pytest.mark.parametrize("mode", MODES)
-def test_no_file_has_a_deleted_value(catalog: EncryptedCatalog, mode: str) -> None:
-    table = filled(catalog, **MODES[mode])
+def test_no_file_has_a_deleted_value(kept: KeptTables, mode: str) -> None:
+    table = kept(filled, **MODES[mode])
     table.delete("id = 2")
     table.delete("name = 'erase-me-name5'")
     table.append(rows(row(7)))
@@ -146,7 +146,7 @@ def test_no_file_has_a_deleted_value(catalog: EncryptedCatalog, mode: str) -> No
     assert (again.snapshot_ids, again.files, again.metadata_files) == ((), (), ())
 
 
-def test_what_the_steps_are_for(catalog: EncryptedCatalog, monkeypatch: Any) -> None:
+def test_what_the_steps_are_for(kept: KeptTables, monkeypatch: Any) -> None:
     """Without any one of them, a value is found."""
     steps: list[tuple[str, Any]] = [
         ("_forgetting", lambda view: erasing.FileChange()),
@@ -154,7 +154,7 @@ def test_what_the_steps_are_for(catalog: EncryptedCatalog, monkeypatch: Any) -> 
         ("_delete_in_order", lambda *_: ((), ())),
     ]
     for name, nothing in steps:
-        table = filled(catalog)
+        table = kept(filled)
         table.delete("id = 2 or id = 5")
         files = opened(table)
         assert all(files.holding(*SECRETS[:3]).values())
@@ -165,8 +165,6 @@ def test_what_the_steps_are_for(catalog: EncryptedCatalog, monkeypatch: Any) -> 
         assert any(files.holding(*SECRETS[:3]).values()), name
         table.erase_deleted_rows(orphans_older_than=datetime.now(timezone.utc), **NOW)
         check_erased(table, files, 1, 3, 4, 6)
-        catalog.drop_table("db.t")
-        shutil.rmtree(folder_of(table))
 
 
 def test_values_of_partitions(catalog: EncryptedCatalog) -> None:
@@ -189,8 +187,8 @@ def test_values_of_partitions(catalog: EncryptedCatalog) -> None:
     assert kinds(made.erase_deleted_rows()) == {"orphans-not-searched"}
 
 
-def test_rows_that_were_changed_and_files_under_fresh_keys(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_rows_that_were_changed_and_files_under_fresh_keys(kept: KeptTables) -> None:
+    table = kept(filled)
     table.overwrite(rows(row(2)), "id = 2")
     table.upsert(rows(row(5)), ["id"])
     table.rekey()
@@ -201,8 +199,8 @@ def test_rows_that_were_changed_and_files_under_fresh_keys(catalog: EncryptedCat
     check_erased(table, files, 1, 2, 3, 4, 5, 6)
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_go(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_a_dry_run_changes_nothing_and_says_what_would_go(kept: KeptTables) -> None:
+    table = kept(filled)
     table.delete("id = 2 or id = 5")
     before = {path: path.read_bytes() for path in folder_of(table).rglob("*") if path.is_file()}
     dry = table.erase_deleted_rows(dry_run=True)
@@ -222,8 +220,8 @@ def test_a_dry_run_changes_nothing_and_says_what_would_go(catalog: EncryptedCata
 # -- what is still there
 
 
-def test_branches_and_tags_keep_what_they_have_and_are_named(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_branches_and_tags_keep_what_they_have_and_are_named(kept: KeptTables) -> None:
+    table = kept(filled)
     first = table.metadata.current_snapshot_id
     assert first is not None
     table.manage_snapshots().create_tag(first, "v1").create_branch(first, "audit").commit()
@@ -278,8 +276,8 @@ def test_which_snapshots_expire() -> None:
     assert earlier_snapshots(metadata(both, None, 1, 2, 1, 4), "b") == [1, 4]
 
 
-def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_statistics_and_summaries_are_told(kept: KeptTables) -> None:
+    table = kept(filled)
     snapshot_id = table.metadata.current_snapshot_id
     assert snapshot_id is not None
     path = folder_of(table) / "metadata" / "1.stats"
@@ -311,8 +309,8 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     metadata = json.loads(location.read_text())
     metadata["snapshots"][0]["summary"]["partitions.day=erase-me-day"] = "added-records=1"
     location.write_text(json.dumps(metadata))
-    unpin(catalog)
-    table = catalog.load_table("db.t")  # type: ignore[assignment]
+    unpin(table.catalog)
+    table = table.catalog.load_table("db.t")
     assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched", "partition-values"}
 
 
@@ -325,10 +323,8 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
         {"encryption-keys": [{}]},
     ],
 )
-def test_a_malformed_earlier_metadata_file_is_told(
-    catalog: EncryptedCatalog, wrong: dict[str, Any]
-) -> None:
-    table = filled(catalog)
+def test_a_malformed_earlier_metadata_file_is_told(kept: KeptTables, wrong: dict[str, Any]) -> None:
+    table = kept(filled)
     table.delete("id = 2")
     logged = Path(table.metadata.metadata_log[-1].metadata_file.removeprefix("file://"))
     logged.write_text(json.dumps(json.loads(logged.read_bytes()) | wrong))
@@ -340,11 +336,11 @@ def test_a_malformed_earlier_metadata_file_is_told(
     assert ids(table) == [1, 3, 4, 5, 6]
 
 
-def test_a_folder_that_was_not_searched_is_told(catalog: EncryptedCatalog, tmp_path: Path) -> None:
+def test_a_folder_that_was_not_searched_is_told(kept: KeptTables, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    table = filled(catalog, **{"write.data.path": f"file://{elsewhere}"})
+    table = kept(filled, **{"write.data.path": f"file://{elsewhere}"})
     table.delete("id in (2, 5)")
-    unpin(catalog)
+    unpin(table.catalog)
     table.refresh()
     now = datetime.now(timezone.utc)
     done = table.erase_deleted_rows(orphans_older_than=now, **NOW)
@@ -356,8 +352,8 @@ def test_a_folder_that_was_not_searched_is_told(catalog: EncryptedCatalog, tmp_p
     assert (told.kind, str(elsewhere) in told.message) == ("orphans", True)
 
 
-def test_encrypted_statistics_go_with_their_snapshots_and_keys(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog, **{"encryption.keys.prune-on-commit": "true"})
+def test_encrypted_statistics_go_with_their_snapshots_and_keys(kept: KeptTables) -> None:
+    table = kept(filled, **{"encryption.keys.prune-on-commit": "true"})
     table = with_statistics(table, b"PFA1 erase-me")
     table.delete("id in (2, 5)")
     table = with_statistics(table, b"PFA1 erase-me")
@@ -391,9 +387,9 @@ def test_files_outside_the_tables_folders_are_told(
 
 
 def test_files_that_an_expiry_has_deleted_are_not_left_behind(
-    catalog: EncryptedCatalog, caplog: pytest.LogCaptureFixture
+    kept: KeptTables, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table = filled(catalog)
+    table = kept(filled)
     table.delete("id = 2")
     expired = table.expire_snapshots(older_than=datetime.now(timezone.utc))
     assert expired.snapshot_ids
@@ -403,9 +399,9 @@ def test_files_that_an_expiry_has_deleted_are_not_left_behind(
 
 
 def test_what_cannot_be_deleted_is_told_and_done_by_the_next_run(
-    catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch
+    kept: KeptTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = filled(catalog)
+    table = kept(filled)
     table.delete("id = 2 or id = 5")
     files = opened(table)
     files.holding()
@@ -428,8 +424,8 @@ def test_what_cannot_be_deleted_is_told_and_done_by_the_next_run(
     check_erased(table, files, 1, 3, 4, 6)
 
 
-def test_orphans_are_erased_if_asked(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_orphans_are_erased_if_asked(kept: KeptTables) -> None:
+    table = kept(filled)
     table.delete("id = 2 or id = 5")
     orphan = folder_of(table) / "data" / "erase-me-name.parquet"
     orphan.write_bytes(b"PAR1")
@@ -450,8 +446,8 @@ def test_orphans_are_erased_if_asked(catalog: EncryptedCatalog) -> None:
 # -- refusals, other writers, interruptions
 
 
-def test_what_is_refused(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_what_is_refused(kept: KeptTables) -> None:
+    table = kept(filled)
     table.delete("id = 2")
     before = table.metadata_location
     with pytest.raises(ValueError, match="no branch 'nobody'"):
@@ -498,15 +494,15 @@ def at_each(monkeypatch: Any, owner: Any, name: str, do: Callable[[], Any], afte
 )
 @pytest.mark.parametrize("after", [False, True])
 def test_nothing_that_another_writer_does_meanwhile_is_lost(
-    catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+    kept: KeptTables, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
 ) -> None:
-    table = filled(catalog)
+    table = kept(filled)
     table.delete("id = 2 or id = 5")
     files = opened(table)
     files.holding()
 
     def other() -> None:
-        theirs = catalog.load_table("db.t")
+        theirs = table.catalog.load_table("db.t")
         theirs.append(rows(row(9)))
         theirs.delete("id = 6")
 
@@ -522,25 +518,25 @@ def test_nothing_that_another_writer_does_meanwhile_is_lost(
 
 
 def test_a_commit_that_is_tried_again_keeps_its_files(
-    catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch
+    kept: KeptTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another writer has lost a race, and its metadata file is there. Its data files must not be
     taken for those of an expired snapshot, because its next try has them too."""
     from ags1.iceberg.commit.sql import SqlCommits
 
-    table = filled(catalog)
+    table = kept(filled)
     table.delete("id = 2 or id = 5")
     at_each(monkeypatch, SqlCommits, "_swap", table.erase_deleted_rows, False)
-    theirs = catalog.load_table("db.t")
+    theirs = table.catalog.load_table("db.t")
     theirs.append(rows(row(9)))
-    assert ids(theirs) == [1, 3, 4, 6, 9]  # type: ignore[arg-type]
+    assert ids(theirs) == [1, 3, 4, 6, 9]
     assert verify_table(theirs).ok
 
 
 def test_when_the_kms_goes_away_the_next_run_goes_on(
-    catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch
+    kept: KeptTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = filled(catalog)
+    table = kept(filled)
     table.delete("id = 2 or id = 5")
     files = opened(table)
     files.holding()
