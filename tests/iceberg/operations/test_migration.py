@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_files import all_fields
 from iceberg_tables import memory_kms
+from kept_tables import KeptTables
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -75,14 +76,18 @@ def rows(first: int, count: int) -> pa.Table:
     )
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
-    catalog = SqlCatalog(
-        "test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
-    )
-    catalog.create_namespace("db")
-    yield catalog
-    catalog.close()
+@pytest.fixture(scope="module")
+def open_catalog() -> Callable[[Path], SqlCatalog]:
+    """Open PyIceberg's own catalog, for the tests of this module."""
+
+    def opened(folder: Path) -> SqlCatalog:
+        catalog = SqlCatalog(
+            "test", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
+        )
+        catalog.create_namespace_if_not_exists("db")
+        return catalog
+
+    return opened
 
 
 def make(catalog: SqlCatalog, version: int, *, partitioned: bool = True) -> Table:
@@ -140,9 +145,10 @@ def migrate(
 @pytest.mark.parametrize("partitioned", [False, True])
 @pytest.mark.parametrize("key_size", [16, 32])
 def test_a_table_of_pyiceberg_is_encrypted(
-    catalog: SqlCatalog, version: int, partitioned: bool, key_size: int
+    kept: KeptTables, version: int, partitioned: bool, key_size: int
 ) -> None:
-    plain = make(catalog, version, partitioned=partitioned)
+    plain = kept(make, version, partitioned=partitioned)
+    catalog = plain.catalog
     expected = by_id(plain.scan().to_arrow())
     old = {task.file.file_path: task.file for task in plain.scan().plan_files()}
     table, _, _ = migrate(catalog, key_size)
@@ -165,8 +171,8 @@ def test_a_table_of_pyiceberg_is_encrypted(
     )
 
 
-def test_row_ids_are_given_to_a_table_that_had_none(catalog: SqlCatalog) -> None:
-    make(catalog, 2)
+def test_row_ids_are_given_to_a_table_that_had_none(kept: KeptTables) -> None:
+    catalog = kept(make, 2).catalog
     table, _, _ = migrate(catalog)
     entries = _entries(table)
     starts = sorted((e.file.first_row_id, e.file.record_count) for e in entries)
@@ -180,8 +186,9 @@ def test_row_ids_are_given_to_a_table_that_had_none(catalog: SqlCatalog) -> None
     assert metadata["snapshots"][0]["summary"]["total-records"] == "280"
 
 
-def test_sequence_numbers_are_kept(catalog: SqlCatalog) -> None:
-    plain = make(catalog, 2)
+def test_sequence_numbers_are_kept(kept: KeptTables) -> None:
+    plain = kept(make, 2)
+    catalog = plain.catalog
     old = sorted(
         (e["sequence_number"], e["data_file"]["record_count"])
         for e in plain.inspect.entries().to_pylist()
@@ -193,10 +200,8 @@ def test_sequence_numbers_are_kept(catalog: SqlCatalog) -> None:
     assert {e.file_sequence_number for e in entries} == {before["last-sequence-number"] + 1}
 
 
-def test_no_file_is_in_the_clear_once_the_old_ones_are_gone(
-    catalog: SqlCatalog, tmp_path: Path
-) -> None:
-    make(catalog, 2)
+def test_no_file_is_in_the_clear_once_the_old_ones_are_gone(kept: KeptTables) -> None:
+    catalog = kept(make, 2).catalog
     commits = connection_to(catalog)
     table, _, before = migrate(catalog)
     after = commits.load("db.t", Trust("keyA"))
@@ -204,15 +209,16 @@ def test_no_file_is_in_the_clear_once_the_old_ones_are_gone(
     assert not old.outside
     assert not old.unreadable
     assert old.delete(TableOutput(IO)) == ()
-    left = [p for p in (tmp_path / "warehouse").rglob("*") if p.is_file()]
+    left = [p for p in (kept.place / "warehouse").rglob("*") if p.is_file()]
     heads = {p.read_bytes()[:4] for p in left if not p.name.endswith(".metadata.json")}
     assert heads == {b"AGS1", b"PARE"}
     assert table.scan().to_arrow().num_rows == 280
     assert b"name 1" not in b"".join(p.read_bytes() for p in left)
 
 
-def test_files_of_other_tables_are_not_deleted(catalog: SqlCatalog, tmp_path: Path) -> None:
-    plain = make(catalog, 2, partitioned=False)
+def test_files_of_other_tables_are_not_deleted(kept: KeptTables, tmp_path: Path) -> None:
+    plain = kept(make, 2, partitioned=False)
+    catalog = plain.catalog
     other = tmp_path / "other"
     other.mkdir()
     pq.write_table(rows(1000, 5), other / "added.parquet")
@@ -233,8 +239,8 @@ def test_files_of_other_tables_are_not_deleted(catalog: SqlCatalog, tmp_path: Pa
         plaintext_files(before, before, table.files, folders)
 
 
-def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None:
-    make(catalog, 2)
+def test_what_the_new_table_reaches_is_never_listed(kept: KeptTables) -> None:
+    catalog = kept(make, 2).catalog
     table, _, before = migrate(catalog)
     after = connection_to(catalog).load("db.t", Trust("keyA")).metadata
     one = next(iter(table.scan().plan_files())).file.file_path
@@ -249,12 +255,13 @@ def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None
     assert plaintext_files(forged, after, table.files, folders).inside == ()
 
 
-def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> None:
+def test_a_killed_run_is_gone_on_with(kept: KeptTables, monkeypatch: Any) -> None:
     import ags1.iceberg.operations.journal as journal
     import ags1.iceberg.write.executors as executors
 
     monkeypatch.setattr(journal, "_FILES_PER_PART", 1)
-    plain = make(catalog, 2)
+    plain = kept(make, 2)
+    catalog = plain.catalog
     expected = by_id(plain.scan().to_arrow())
     count = len(list(plain.scan().plan_files()))
     base = connection_to(catalog).load("db.t", Trust())
@@ -282,8 +289,9 @@ def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> 
     assert list(folder.iterdir()) == []
 
 
-def test_the_journal_has_no_key_in_the_clear(catalog: SqlCatalog, monkeypatch: Any) -> None:
-    plain = make(catalog, 2)
+def test_the_journal_has_no_key_in_the_clear(kept: KeptTables, monkeypatch: Any) -> None:
+    plain = kept(make, 2)
+    catalog = plain.catalog
     base = connection_to(catalog).load("db.t", Trust())
     migration = Migration(TableOutput(IO), new_keys())
     migration.produce(base.metadata)
@@ -333,9 +341,10 @@ def file_record(made: TableMaker) -> ContentFile:
     "damage", ["cut", "flipped", "not ours", "another key", "two KEKs", "file gone"]
 )
 def test_a_journal_that_is_not_what_was_written_is_passed_over(
-    catalog: SqlCatalog, damage: str
+    kept: KeptTables, damage: str
 ) -> None:
-    plain = make(catalog, 2, partitioned=False)
+    plain = kept(make, 2, partitioned=False)
+    catalog = plain.catalog
     expected = by_id(plain.scan().to_arrow())
     base = connection_to(catalog).load("db.t", Trust())
     first = Migration(TableOutput(IO), new_keys())
@@ -362,8 +371,9 @@ def test_a_journal_that_is_not_what_was_written_is_passed_over(
     assert old_files.isdisjoint(task.file.file_path for task in table.scan().plan_files())
 
 
-def test_a_commit_in_between_is_not_lost(catalog: SqlCatalog) -> None:
-    plain = make(catalog, 2)
+def test_a_commit_in_between_is_not_lost(kept: KeptTables) -> None:
+    plain = kept(make, 2)
+    catalog = plain.catalog
     commits = connection_to(catalog)
     base = commits.load("db.t", Trust())
     migration = Migration(TableOutput(IO), new_keys())
@@ -394,8 +404,9 @@ def test_an_empty_table_becomes_encrypted(catalog: SqlCatalog) -> None:
     assert table.scan().to_arrow().num_rows == 0
 
 
-def test_other_branches_are_refused_unless_they_may_go(catalog: SqlCatalog) -> None:
-    plain = make(catalog, 2)
+def test_other_branches_are_refused_unless_they_may_go(kept: KeptTables) -> None:
+    plain = kept(make, 2)
+    catalog = plain.catalog
     plain.manage_snapshots().create_tag(plain.history()[0].snapshot_id, "first").commit()
     with pytest.raises(ValueError, match="first"):
         migrate(catalog)
@@ -403,28 +414,30 @@ def test_other_branches_are_refused_unless_they_may_go(catalog: SqlCatalog) -> N
     assert list(table.metadata.refs) == ["main"]
 
 
-def test_an_encrypted_table_is_refused(catalog: SqlCatalog) -> None:
-    make(catalog, 2)
+def test_an_encrypted_table_is_refused(kept: KeptTables) -> None:
+    catalog = kept(make, 2).catalog
     _, _, _ = migrate(catalog)
     base = connection_to(catalog).load("db.t", Trust("keyA"))
     with pytest.raises(ValueError, match="encrypted already"):
         Migration(TableOutput(IO), new_keys()).produce(base.metadata)
 
 
-def test_nothing_is_written_by_a_plan(catalog: SqlCatalog, tmp_path: Path) -> None:
-    plain = make(catalog, 2)
+def test_nothing_is_written_by_a_plan(kept: KeptTables) -> None:
+    plain = kept(make, 2)
+    catalog = plain.catalog
     base = connection_to(catalog).load("db.t", Trust())
-    before = sorted(p for p in tmp_path.rglob("*"))
+    before = sorted(p for p in kept.place.rglob("*"))
     plan = Migration(TableOutput(IO), new_keys()).plan(base.metadata)
-    assert sorted(p for p in tmp_path.rglob("*")) == before
+    assert sorted(p for p in kept.place.rglob("*")) == before
     files = [task.file for task in plain.scan().plan_files()]
     assert plan.rows == 280
     assert plan.rewrite.size == sum(f.file_size_in_bytes for f in files)
 
 
 @pytest.mark.parametrize("what", ["rows", "page"])
-def test_a_damaged_source_is_not_migrated(catalog: SqlCatalog, what: str) -> None:
-    plain = make(catalog, 2, partitioned=False)
+def test_a_damaged_source_is_not_migrated(kept: KeptTables, what: str) -> None:
+    plain = kept(make, 2, partitioned=False)
+    catalog = plain.catalog
     path = stored(next(iter(plain.scan().plan_files())).file.file_path)
     if what == "rows":
         pq.write_table(pq.read_table(path).slice(0, 7), path)
