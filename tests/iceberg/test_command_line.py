@@ -116,8 +116,24 @@ def test_output_waits_for_its_reader() -> None:
     assert process.returncode == 0
 
 
-# The other outputs, and ways to buffer them, are slow.
-@pytest.mark.slow_variants("help-.*", "text-buffered", "json-.*")
+FULL = "python -m ags1.iceberg: standard output: No space left on device"
+
+
+@pytest.mark.usefixtures("table")
+def test_a_full_disk_is_said(in_a_fork: Callable[[Callable[[], object]], None]) -> None:
+    def child() -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.argv = ["", "--catalog", "prod", "list"]
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("ags1.iceberg", run_name="__main__")
+        # Python prints this and exits with 1.
+        assert ended.value.code == FULL
+
+    in_a_fork(child)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["list"], ["--output", "json", "list"]], ids=["help", "text", "json"]
@@ -131,10 +147,7 @@ def test_a_full_disk_is_one_line(arguments: list[str], unbuffered: str) -> None:
             [*command, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment, text=True
         )
     said = done.stderr.splitlines()
-    assert (done.returncode, said[-1]) == (
-        1,
-        "python -m ags1.iceberg: standard output: No space left on device",
-    )
+    assert (done.returncode, said[-1]) == (1, FULL)
     assert "Traceback" not in done.stderr
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from iceberg_tables import rewritten
+from kept_tables import KeptTables
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.statistics import StatisticsFile
@@ -34,7 +35,7 @@ from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
 from ags1.keys.envelope import encryption_keys_to_dicts
 
 Json = dict[str, Any]
-Change = Callable[[EncryptedCatalog, EncryptedTable, Path], EncryptedTable]
+Change = Callable[[EncryptedTable], object]
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType()),
@@ -46,8 +47,7 @@ THETA = "apache-datasketches-theta-v1"
 BY_ID = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "b"))
 
 
-@pytest.fixture
-def table(catalog: EncryptedCatalog) -> EncryptedTable:
+def with_everything(catalog: EncryptedCatalog) -> EncryptedTable:
     """A table with something in every list of its metadata."""
     properties = {"encryption.key-id": "keyA"}
     made = catalog.create_table("db.t", SCHEMA, partition_spec=BY_ID, properties=properties)
@@ -77,44 +77,44 @@ def table(catalog: EncryptedCatalog) -> EncryptedTable:
     return made
 
 
-def append(_: EncryptedCatalog, table: EncryptedTable, __: Path) -> EncryptedTable:
+@pytest.fixture
+def table(kept: KeptTables) -> EncryptedTable:
+    made: EncryptedTable = kept(with_everything)
+    return made
+
+
+def append(table: EncryptedTable) -> None:
     table.append(pa.table({"id": [100]}))
     table.append(pa.table({"id": [101]}), branch="b")
-    return table
 
 
-def delete(_: EncryptedCatalog, table: EncryptedTable, __: Path) -> EncryptedTable:
+def delete(table: EncryptedTable) -> None:
     table.delete("id = 0")
     table.overwrite(pa.table({"id": [7]}), "id = 10")
-    return table
 
 
-def rotate(_: EncryptedCatalog, table: EncryptedTable, __: Path) -> EncryptedTable:
+def rotate(table: EncryptedTable) -> None:
     table.rotate_keys()
     table.rewrap_keys("keyB")
     table.rewrap_keys()
     table.prune_keys()
-    return table
 
 
-def rekey(_: EncryptedCatalog, table: EncryptedTable, __: Path) -> EncryptedTable:
+def rekey(table: EncryptedTable) -> None:
     table.rekey()
-    return table
 
 
-def expire(_: EncryptedCatalog, table: EncryptedTable, __: Path) -> EncryptedTable:
+def expire(table: EncryptedTable) -> None:
     assert table.expire_snapshots(datetime.now(timezone.utc), 1).snapshot_ids == ()
     table.manage_snapshots().remove_tag("old").remove_branch("b").commit()
     assert len(table.expire_snapshots(datetime.now(timezone.utc), 1).snapshot_ids) == 2
     assert table.prune_keys()
-    return table
 
 
-def evolve(_: EncryptedCatalog, table: EncryptedTable, __: Path) -> EncryptedTable:
+def evolve(table: EncryptedTable) -> None:
     table.update_schema().add_column("more", StringType()).rename_column("st", "s").commit()
     table.update_spec().add_field("more", "identity", "p").commit()
     table.transaction().set_properties(a="b").commit_transaction()
-    return table
 
 
 CHANGES: list[Change] = [append, delete, rotate, rekey, expire, evolve]
@@ -126,9 +126,7 @@ GONE = {
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_unknown_fields_survive(
-    catalog: EncryptedCatalog, table: EncryptedTable, tmp_path: Path, change: Change
-) -> None:
+def test_unknown_fields_survive(table: EncryptedTable, change: Change) -> None:
     dice = random.Random(change.__name__)
     table = rewritten(table, lambda metadata: strewn(metadata, dice))
     before = table.view().metadata
@@ -137,7 +135,8 @@ def test_unknown_fields_survive(
         *((), ("schemas",), ("partition-specs",), ("sort-orders",), ("encryption-keys",)),
         *(("refs",), ("snapshots",), ("statistics",), ("snapshot-log",), ("metadata-log",)),
     }
-    after = change(catalog, table, tmp_path).view().metadata
+    change(table)
+    after = table.view().metadata
     there = set(objects(after))
     kept = {(path, name): value for path, name, value in unknown_fields(after)}
     for path, name, value in strewn_over:
@@ -183,15 +182,13 @@ def keys_of(table: EncryptedTable) -> set[str]:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_keys_that_anything_refers_to_stay(
-    catalog: EncryptedCatalog, table: EncryptedTable, tmp_path: Path, change: Change
-) -> None:
+def test_keys_that_anything_refers_to_stay(table: EncryptedTable, change: Change) -> None:
     table, unused = with_statistics_key(table)
     named = {table.view().metadata["statistics"][-1]["key-id"]}
     named |= set(table.view().metadata["from-the-future"][0]["needs"])
     assert unused in keys_of(table)
     assert {f.kind for f in verify_table(table).findings} >= {"orphan-key"}
-    table = change(catalog, table, tmp_path)
+    change(table)
     assert named <= keys_of(table)
     lengths = {table.view().manager.manifest_list_key(key_id).file_length for key_id in named}
     assert lengths == {99, table.view().metadata["statistics"][-1]["file-size-in-bytes"]}
