@@ -94,11 +94,16 @@ def variables_with(error: BaseException, keys: list[bytes]) -> list[str]:
     names: what an error reporter shows of a variable, of what a closure holds, and of the
     attributes of our objects. Compiled code has no variables to show."""
     wanted = [text.decode("latin-1") for key in keys for text in spellings(key)[1:]]
+    wanted = [text.replace("\\'", "'") for text in wanted]
     found = []
+    # Most frames have the same few objects.
+    shows_a_key: dict[int, bool] = {}
     for frame in _frames(error):
         for name, value in frame.f_locals.items():
-            shown = "\n".join(_shown(value)).replace("\\'", "'")
-            if any(text.replace("\\'", "'") in shown for text in wanted):
+            if id(value) not in shows_a_key:
+                shown = "\n".join(_shown(value)).replace("\\'", "'")
+                shows_a_key[id(value)] = any(text in shown for text in wanted)
+            if shows_a_key[id(value)]:
                 code = frame.f_code
                 found.append(f"{code.co_filename}:{code.co_name}: {name}")
     return found

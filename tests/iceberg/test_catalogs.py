@@ -897,6 +897,8 @@ def staged(kind: str, folder: Path, kms: KmsClient | None) -> Iterator[Stage]:
 def glue_catalog(parameters: dict[str, str]) -> Iterator[EncryptedCatalog]:
     """PyIceberg's Glue catalog, of a table that has no hash."""
     moto = pytest.importorskip("moto")
+    # It has botocore read the description of a service once.
+    import aws_server  # noqa: F401
     import boto3
 
     region = {"region_name": "us-east-1"}

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from iceberg_tables import KMS_PROPERTIES, expected_rows, open_fixture, rewritten
+from kept_tables import KeptTables
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -93,11 +94,15 @@ def with_kind(kind: Any, **more: Any) -> Any:
     return change
 
 
-def ours(catalog: EncryptedCatalog, file_format: str, kind: Any, **more: Any) -> EncryptedTable:
-    """A table with rows whose columns v have become of this type."""
+def filled(catalog: EncryptedCatalog, file_format: str) -> EncryptedTable:
     renumbered = create(catalog, SCHEMA, properties={"write.format.default": file_format})
     renumbered.append(pa.Table.from_pylist(ROWS, renumbered.schema().as_arrow()))
-    return rewritten(renumbered, with_kind(kind, **more))
+    return renumbered
+
+
+def ours(kept: KeptTables, file_format: str, kind: Any, **more: Any) -> EncryptedTable:
+    """A table with rows whose columns v have become of this type."""
+    return rewritten(kept(filled, file_format), with_kind(kind, **more))
 
 
 def rows_of(table: EncryptedTable, *names: str) -> list[Json]:
@@ -111,8 +116,8 @@ def types_of(table: EncryptedTable) -> list[Any]:
 
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_the_other_columns_are_read(catalog: EncryptedCatalog, file_format: str, kind: Any) -> None:
-    table = ours(catalog, file_format, kind)
+def test_the_other_columns_are_read(kept: KeptTables, file_format: str, kind: Any) -> None:
+    table = ours(kept, file_format, kind)
     shown = kind if isinstance(kind, str) else json.dumps(kind)
     assert str(table.schema().find_type("v")) == shown
     assert rows_of(table) == KNOWN
@@ -140,10 +145,8 @@ def test_the_other_columns_are_read(catalog: EncryptedCatalog, file_format: str,
 
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
 @pytest.mark.parametrize("kind", KINDS[2:], ids=str)
-def test_the_other_columns_are_written(
-    catalog: EncryptedCatalog, file_format: str, kind: Any
-) -> None:
-    table = ours(catalog, file_format, kind)
+def test_the_other_columns_are_written(kept: KeptTables, file_format: str, kind: Any) -> None:
+    table = ours(kept, file_format, kind)
     kinds = types_of(table)
     for name, values in {
         "v": pa.array([PART]),
@@ -169,11 +172,9 @@ def test_the_other_columns_are_written(
 
 
 @pytest.mark.parametrize("kind", KINDS[2:], ids=str)
-def test_what_does_not_look_into_files_goes_on(
-    catalog: EncryptedCatalog, tmp_path: Path, kind: Any
-) -> None:
-    table = ours(catalog, "parquet", kind)
-    kinds = types_of(table)
+def test_what_does_not_look_into_files_goes_on(kept: KeptTables, kind: Any) -> None:
+    table = ours(kept, "parquet", kind)
+    kinds, catalog = types_of(table), table.catalog
     table.append(pa.table({"id": [4], "s": ["ours"]}))
     expected = [*KNOWN, {"id": 4, "st": None, "s": "ours"}]
     table.rotate_keys()
@@ -221,8 +222,8 @@ def test_a_rest_server_s_table_is_used_too(server: Rest) -> None:
         assert types_of(again)[1] == "variant"
 
 
-def test_a_required_column_cannot_be_left_out(catalog: EncryptedCatalog) -> None:
-    table = ours(catalog, "parquet", "interval", required=True)
+def test_a_required_column_cannot_be_left_out(kept: KeptTables) -> None:
+    table = ours(kept, "parquet", "interval", required=True)
     before = table.current_snapshot()
     with pytest.raises(UnsupportedTypeError, match=r"'v' has type interval.* and is required"):
         table.append(pa.table({"id": [4]}))
@@ -231,16 +232,15 @@ def test_a_required_column_cannot_be_left_out(catalog: EncryptedCatalog) -> None
     assert [row["id"] for row in rows_of(table)] == [2, 3]
 
 
-def test_a_column_with_a_default_cannot_be_left_out(catalog: EncryptedCatalog) -> None:
+def test_a_column_with_a_default_cannot_be_left_out(kept: KeptTables) -> None:
     """It would read as the default where the file has none, and a new row shall have it."""
     for name in ("initial-default", "write-default"):
-        table = ours(catalog, "parquet", "unheard-of", **{name: {"x": [1, None]}})
+        table = ours(kept, "parquet", "unheard-of", **{name: {"x": [1, None]}})
         with pytest.raises(UnsupportedTypeError, match=r"'v' has type .* and has a default"):
             table.append(pa.table({"id": [4]}))
         table.update_schema().add_column("more", StringType()).commit()
         assert table.view().metadata["schemas"][-1]["fields"][1][name] == {"x": [1, None]}
         assert rows_of(table) == KNOWN
-        catalog.drop_table("db.t")
 
 
 def test_a_partition_of_such_a_column_is_not_written(catalog: EncryptedCatalog) -> None:

@@ -19,6 +19,7 @@ from iceberg_tables import (
     open_fixture,
     rewritten,
 )
+from kept_tables import KeptTables
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.catalog.noop import NoopCatalog
 from table_maker import TableMaker
@@ -64,7 +65,12 @@ def examined(table: EncryptedTable, **named: Any) -> TableCheck:
 
 
 @pytest.fixture
-def table(catalog: EncryptedCatalog) -> EncryptedTable:
+def table(kept: KeptTables) -> EncryptedTable:
+    made: EncryptedTable = kept(two_files)
+    return made
+
+
+def two_files(catalog: EncryptedCatalog) -> EncryptedTable:
     properties = {"encryption.key-id": "keyA"}
     made = catalog.create_table("db.t", rows().schema, properties=properties)
     assert isinstance(made, EncryptedTable)

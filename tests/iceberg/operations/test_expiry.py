@@ -246,7 +246,7 @@ def histories(draw: st.DrawFn) -> Any:
     return history(*parents, refs=refs)
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_stays_of_any_history(examples: int) -> None:
     """Each snapshot by itself: whether one of the reasons to stay is there."""
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from exposing import rewrite_manifests_as_java_1_11
 from iceberg_tables import CORPUS_TABLES, by_id, open_fixture
+from kept_tables import KeptTables
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation
@@ -104,8 +105,8 @@ def key(file: ContentFile) -> KeyMetadata:
     return file.key
 
 
-def test_exposed_keys_are_found_and_counted(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_exposed_keys_are_found_and_counted(kept: KeptTables) -> None:
+    table = kept(filled)
     assert errors(table) == {}
     rewrite_manifests_as_java_1_11(table)
     # Three data files and a deletion vector, with their keys for everybody to read.
@@ -128,9 +129,9 @@ def test_exposed_keys_are_found_and_counted(catalog: EncryptedCatalog) -> None:
         assert repr(key(file).encryption_key)[2:-1] not in told
 
 
-def test_keys_that_an_older_snapshot_exposes_are_counted(catalog: EncryptedCatalog) -> None:
+def test_keys_that_an_older_snapshot_exposes_are_counted(kept: KeptTables) -> None:
     """As after a rewrite by 1.12: the manifests are encrypted again, the keys are out."""
-    table = filled(catalog)
+    table = kept(filled)
     before = table.metadata.current_snapshot_id
     assert before is not None
     rewrite_manifests_as_java_1_11(table)
@@ -148,9 +149,9 @@ def test_keys_that_an_older_snapshot_exposes_are_counted(catalog: EncryptedCatal
 
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
 def test_exposed_files_get_fresh_keys_and_manifests_are_encrypted(
-    catalog: EncryptedCatalog, file_format: str
+    kept: KeptTables, file_format: str
 ) -> None:
-    table = filled(catalog, **{"write.format.default": file_format})
+    table = kept(filled, **{"write.format.default": file_format})
     before = live(table)
     lineage = sorted((f.first_row_id, f.record_count) for f in before.values() if not f.content)
     rewrite_manifests_as_java_1_11(table)
@@ -188,8 +189,8 @@ def test_exposed_files_get_fresh_keys_and_manifests_are_encrypted(
     assert table.rekey(exposed=True) == Rekeyed(0, 0)
 
 
-def test_files_that_are_not_exposed_stay_where_they_are(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_files_that_are_not_exposed_stay_where_they_are(kept: KeptTables) -> None:
+    table = kept(filled)
     first = min(manifest.sequence_number or 0 for manifest in table.view().manifests)
     rewrite_manifests_as_java_1_11(table, lambda record: record.sequence_number == first)
     assert len(plaintext(table)) == 1
@@ -211,10 +212,10 @@ def test_files_that_are_not_exposed_stay_where_they_are(catalog: EncryptedCatalo
 
 
 def test_a_plaintext_manifest_of_plain_files_is_encrypted_alone(
-    catalog: EncryptedCatalog, tmp_path: Path
+    kept: KeptTables, tmp_path: Path
 ) -> None:
     """As Spark's add_files leaves it: no key is exposed, and no file is to be rewritten."""
-    table = filled(catalog)
+    table = kept(filled)
     pq.write_table(rows(1), tmp_path / "plain.parquet")
     table.add_files([str(tmp_path / "plain.parquet")], allow_plaintext=True)
     newest = max(manifest.sequence_number or 0 for manifest in table.view().manifests)
@@ -230,8 +231,8 @@ def test_a_plaintext_manifest_of_plain_files_is_encrypted_alone(
     assert errors(table) == {"plain-data-file": 1}
 
 
-def test_a_branch_of_its_own_is_mended(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_a_branch_of_its_own_is_mended(kept: KeptTables) -> None:
+    table = kept(filled)
     table.append(rows(1), branch="other")
     rewrite_manifests_as_java_1_11(table)
     main = table.metadata.current_snapshot_id
@@ -245,9 +246,9 @@ def test_a_branch_of_its_own_is_mended(catalog: EncryptedCatalog) -> None:
 
 @pytest.mark.parametrize("damage", ["another key", "fewer entries", "longer", "gone", "encrypted"])
 def test_a_plaintext_manifest_that_was_changed_is_refused(
-    catalog: EncryptedCatalog, damage: str, monkeypatch: pytest.MonkeyPatch
+    kept: KeptTables, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = filled(catalog)
+    table = kept(filled)
     rewrite_manifests_as_java_1_11(table)
     before = table.metadata.current_snapshot_id
     for path in plaintext(table):
@@ -295,8 +296,8 @@ def _trust_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableFiles, "read_exposed", believing)
 
 
-def test_nothing_else_reads_plaintext_manifests(catalog: EncryptedCatalog) -> None:
-    table = filled(catalog)
+def test_nothing_else_reads_plaintext_manifests(kept: KeptTables) -> None:
+    table = kept(filled)
     rewrite_manifests_as_java_1_11(table)
     for work in (
         lambda: table.append(rows(1)),
