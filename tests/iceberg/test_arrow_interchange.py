@@ -200,7 +200,8 @@ def test_a_stream_holds_few_files(
         rows += batch.num_rows
         held.append(pa.total_allocated_bytes() - before)
     assert rows == 32
-    assert max(held) < 4 << 20
+    # Those of four files; the threads would read more at once.
+    assert max(held) < 2 << 20
     # A consumer that stops early stops the reading.
     for task in list(table.scan().plan_files())[8:]:
         Path(task.file.file_path.removeprefix("file://")).unlink()
