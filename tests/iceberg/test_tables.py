@@ -163,11 +163,9 @@ def stored(catalog: EncryptedCatalog) -> set[str]:
 # -- beside PyIceberg's own
 
 
-# Of `make test`: one seed, with fewer steps.
-@pytest.mark.slow_variants(r".*-1")
-@pytest.mark.parametrize(
-    "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
-)
+# Of `make test`: seeds that choose each of the changes.
+@pytest.mark.slow_variants(r"unpartitioned-[123]", r"partitioned-[013]")
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_V], ids=["unpartitioned", "partitioned"])
 def test_the_same_as_on_a_plain_table(
     catalog: EncryptedCatalog, spec: PartitionSpec, seed: int
@@ -177,7 +175,7 @@ def test_the_same_as_on_a_plain_table(
     plain = catalog.create_table("db.plain", SCHEMA, partition_spec=spec)
     assert isinstance(ours, EncryptedTable)
     assert not isinstance(plain, EncryptedTable)
-    for step in range(12 if seed else 8):
+    for step in range(12):
         first = pick.randrange(40)
         some = pa.concat_tables(
             [rows(*range(first, first + 6), v=pick.choice(["a", "b", "c"])), rows(step + 500)]
@@ -197,9 +195,7 @@ def test_the_same_as_on_a_plain_table(
         ]
         if spec.fields:
             works.append(lambda t, some=some: t.dynamic_partition_overwrite(some))
-        if step % len(works) == 0:
-            order = pick.sample(range(len(works)), len(works))
-        work = works[order[step % len(works)]]
+        work = pick.choice(works)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             outcomes = []
