@@ -315,9 +315,9 @@ PRODUCERS = [
 ]
 
 
-# Of `make test`: a batch, a stream, an array and a frame.
+# Of `make test`: a batch, a stream, an array, and what only exports a stream.
 @pytest.mark.slow_variants(
-    r"(to_reader|polars_categories|OneArray|views|nanoarrow_stream|pandas_frame)"
+    r"(to_reader|polars_categories|OneArray|views|nanoarrow_stream|(pandas|polars)_frame)"
 )
 @pytest.mark.parametrize("produced", PRODUCERS, ids=lambda function: function.__name__)
 def test_rows_of_a_library_are_written(

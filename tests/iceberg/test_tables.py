@@ -807,7 +807,8 @@ def test_filters_in_nanoseconds(
             text = f"2023-11-14T22:13:20.{nanoseconds:09}"
             wanted = [i for i, m in moments.items() if compare(m, _MOMENT + nanoseconds)]
             assert ids(table, row_filter=f"t {sign} '{text}'") == wanted
-            assert ids(table, row_filter=f"z {sign} '{text}+00:00'") == wanted
+            if nanoseconds == 1:
+                assert ids(table, row_filter=f"z {sign} '{text}+00:00'") == wanted
     for name, offset in (("t", ""), ("z", "+01:00")):
         hour = "23" if offset else "22"
         some = f"'2023-11-14T{hour}:13:20.000000001{offset}', '2023-11-14T{hour}:13:20{offset}'"
@@ -852,8 +853,11 @@ def test_zero_is_equal_to_minus_zero_in_a_set_too(
     assert ids(again(table)) == [2, 3]
 
 
-# Of `make test`: Parquet in nanoseconds, Avro in microseconds.
-@pytest.mark.slow_variants(r"(avro-.*-timestamp_ns|parquet-(month|None)-timestamp)")
+# Of `make test`: each two of the three together.
+@pytest.mark.slow_variants(
+    r"parquet-((None|month)-timestamp|day-timestamp_ns)",
+    r"avro-(day-timestamp|(None|month)-timestamp_ns)",
+)
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 @pytest.mark.parametrize("transform", [None, "day", "month"])
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
