@@ -195,71 +195,20 @@ def _statements_are_compiled_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def open_catalog(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
-    """Open an ``EncryptedCatalog`` over SQLite in a folder, with keys in properties. If it is new,
-    it has a namespace ``db``."""
-    from iceberg_tables import KMS_PROPERTIES
-
-    from ags1.iceberg import load_catalog
-
-    def opened(folder: Path) -> Any:
-        return load_catalog(
-            "sql",
-            type="sql",
-            uri=f"sqlite:///{folder}/catalog.db",
-            warehouse=f"file://{folder}/warehouse",
-            **KMS_PROPERTIES,
-        )
-
-    first = tmp_path_factory.mktemp("database")
-    with opened(first) as made:
-        made.create_namespace("db")
-    database = (first / "catalog.db").read_bytes()
-
-    def opened_or_new(folder: Path) -> Any:
-        if not (folder / "catalog.db").exists():
-            (folder / "catalog.db").write_bytes(database)
-        return opened(folder)
-
-    return opened_or_new
-
-
 @pytest.fixture
-def catalog(tmp_path: Path, open_catalog: Callable[[Path], Any]) -> Iterator[Any]:
+def catalog(tmp_path: Path) -> Iterator[Any]:
     """An ``EncryptedCatalog`` over SQLite, with keys in properties and a namespace ``db``."""
-    with open_catalog(tmp_path) as made:
+    from iceberg_tables import sql_catalog
+
+    with sql_catalog(tmp_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def _catalog_of_module(
-    tmp_path_factory: pytest.TempPathFactory, open_catalog: Callable[[Path], Any]
-) -> Iterator[tuple[Any, Path]]:
-    folder = tmp_path_factory.mktemp("catalog")
-    with open_catalog(folder) as made:
-        yield made, folder / "warehouse"
+def _kept_tables(tmp_path_factory: pytest.TempPathFactory) -> KeptTables:
+    from iceberg_tables import sql_catalog
 
-
-@pytest.fixture
-def emptied_catalog(_catalog_of_module: tuple[Any, Path]) -> Iterator[Any]:
-    """Like ``catalog``, but one for all tests of a module: it is emptied after each."""
-    from sqlalchemy import text
-
-    catalog, warehouse = _catalog_of_module
-    yield catalog
-    with catalog.engine.begin() as connection:
-        pins = "iceberg_namespace_properties WHERE property_key LIKE 'ags1.pin.%'"
-        for rows in ("iceberg_tables", pins):
-            connection.execute(text(f"DELETE FROM {rows}"))
-    shutil.rmtree(warehouse, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def _kept_tables(
-    tmp_path_factory: pytest.TempPathFactory, open_catalog: Callable[[Path], Any]
-) -> KeptTables:
-    return KeptTables(tmp_path_factory.mktemp("kept"), open_catalog)
+    return KeptTables(tmp_path_factory.mktemp("kept"), sql_catalog)
 
 
 @pytest.fixture

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+import tempfile
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ags1
-from ags1.iceberg import EncryptedTable, load_catalog, open_table
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, open_table
 from ags1.keys.envelope import encryption_keys_to_dicts
 from ags1.kms import KmsClient, from_properties
 
@@ -33,18 +34,31 @@ def memory_kms() -> KmsClient:
         return from_properties(KMS_PROPERTIES)
 
 
-@contextmanager
-def sql_catalog(folder: Path) -> Iterator[Any]:
-    """A catalog like the fixture ``catalog``, for the tables that several tests only read."""
-    with load_catalog(
+def sql_catalog(folder: Path) -> EncryptedCatalog:
+    """Open a catalog over SQLite in a folder, with keys in properties. If it is new, it has a
+    namespace ``db``."""
+    database = folder / "catalog.db"
+    if not database.exists():
+        database.write_bytes(_empty_database())
+    return _over(folder)
+
+
+@functools.cache
+def _empty_database() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        with _over(Path(folder)) as made:
+            made.create_namespace("db")
+        return Path(folder, "catalog.db").read_bytes()
+
+
+def _over(folder: Path) -> EncryptedCatalog:
+    return load_catalog(
         "sql",
         type="sql",
         uri=f"sqlite:///{folder}/catalog.db",
         warehouse=f"file://{folder}/warehouse",
         **KMS_PROPERTIES,
-    ) as made:
-        made.create_namespace("db")
-        yield made
+    )
 
 
 def metadata_file(name: str, folder: Path = TABLES) -> Path:

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import RunPython
-from iceberg_tables import KMS_PROPERTIES, unpin
+from iceberg_tables import KMS_PROPERTIES, sql_catalog, unpin
 from kept_tables import KeptTables
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.exceptions import (
@@ -1409,7 +1409,6 @@ def write_on_a_full_disk(catalog: EncryptedCatalog) -> None:
 def test_a_full_disk_leaves_the_table_and_nothing_else(
     table: EncryptedTable,
     tmp_path: Path,
-    open_catalog: Callable[[Path], EncryptedCatalog],
     in_a_fork: Callable[[Callable[[], object]], None],
 ) -> None:
     with table.transaction() as transaction:
@@ -1418,7 +1417,7 @@ def test_a_full_disk_leaves_the_table_and_nothing_else(
 
     def child() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        with open_catalog(tmp_path) as catalog:
+        with sql_catalog(tmp_path) as catalog:
             write_on_a_full_disk(catalog)
 
     in_a_fork(child)

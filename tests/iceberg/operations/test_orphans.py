@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from iceberg_tables import JAVA_LOCATION, KMS_PROPERTIES, copied, memory_kms, metadata_file, unpin
+from iceberg_tables import JAVA_LOCATION, copied, memory_kms, metadata_file, sql_catalog, unpin
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from table_maker import TableMaker, stored
@@ -35,7 +35,6 @@ from ags1.errors import (
 from ags1.iceberg import (
     EncryptedCatalog,
     EncryptedTable,
-    load_catalog,
     open_table,
     verify_table,
 )
@@ -95,8 +94,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A catalog's folder, to be copied to ``live`` beside it: its table has data files, vectors, a
     tag, a branch and forgotten metadata files. All its files are nine days old."""
     folder = tmp_path_factory.mktemp("orphans") / "live"
-    with open_catalog(folder) as made:
-        made.create_namespace("db")
+    folder.mkdir()
+    with sql_catalog(folder) as made:
         properties = {"encryption.key-id": "keyA", "write.metadata.previous-versions-max": "3"}
         table = made.create_table("db.t", rows(1).schema, properties=properties)
         table.append(rows(1, 2, 3))
@@ -110,18 +109,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(folder, folder.with_name("saved")))
 
 
-def open_catalog(folder: Path) -> EncryptedCatalog:
-    folder.mkdir(exist_ok=True)
-    uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/warehouse"
-    return load_catalog("sql", type="sql", uri=uri, warehouse=warehouse, **KMS_PROPERTIES)
-
-
 @pytest.fixture
 def catalog(template: Path) -> Iterator[EncryptedCatalog]:
     live = template.with_name("live")
     shutil.rmtree(live)
     shutil.copytree(template, live)
-    with open_catalog(live) as made:
+    with sql_catalog(live) as made:
         yield made
 
 

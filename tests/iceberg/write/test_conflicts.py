@@ -61,11 +61,6 @@ SERIALIZABLE, SNAPSHOT = IsolationLevel.SERIALIZABLE, IsolationLevel.SNAPSHOT
 ROW_TYPE = pa.schema([("id", pa.int64()), ("v", pa.string()), ("n", pa.int32())])
 
 
-@pytest.fixture
-def catalog(emptied_catalog: EncryptedCatalog) -> EncryptedCatalog:
-    return emptied_catalog
-
-
 def at(folder: Path) -> dict[str, str]:
     return {
         "type": "sql",

@@ -47,11 +47,6 @@ QUICK = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "5"}
 ENCRYPTED = {"format-version": "3", "encryption.key-id": "keyA"} | QUICK
 
 
-@pytest.fixture
-def catalog(emptied_catalog: EncryptedCatalog) -> EncryptedCatalog:
-    return emptied_catalog
-
-
 def modes(mode: str) -> dict[str, str]:
     return {f"write.{command}.mode": mode for command in COMMANDS}
 

@@ -28,11 +28,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.fixture
-def catalog(emptied_catalog: Any) -> Any:
-    return emptied_catalog
-
-
 I32, I64, I128 = 2**31, 2**63, 2**127
 DAY = 86_400_000_000
 US, NS = pa.timestamp("us"), pa.timestamp("ns")

@@ -26,11 +26,6 @@ ENCRYPTED = {"encryption.key-id": "keyA"}
 NAN, INF = math.nan, math.inf
 
 
-@pytest.fixture
-def catalog(emptied_catalog: EncryptedCatalog) -> EncryptedCatalog:
-    return emptied_catalog
-
-
 def create(
     catalog: EncryptedCatalog, *kinds: IcebergType, spec: PartitionSpec | None = None, **more: str
 ) -> EncryptedTable:
