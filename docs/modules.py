@@ -5,14 +5,15 @@ docs/modules.md``."""
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 JAVA = "jvm/src/main/java/ags1/iceberg"
 _TITLE = """# All modules
 
-What each module says of itself in its first lines, without drawings, and then the names of its
-functions, classes and constants. `python docs/modules.py` prints this page. The [map of the
+What each module says of itself in its first lines, and then the names of its functions, classes and
+constants. `python docs/modules.py` prints this page. The [map of the
 code](code.md) says which packages use which, and where to start.
 """
 _NAMES = {
@@ -54,12 +55,19 @@ def _without_tags(javadoc: str) -> str:
 
 
 def _words(text: str) -> str:
+    """Return the text as one paragraph, with its drawings as blocks of code."""
     shown: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", text):
-        if not re.search(r"^ {2}|^>>>|<pre>", paragraph.strip("\n"), re.MULTILINE):
-            shown += re.sub(r"(?<=\w)::$| *::$", ".", paragraph.strip()).split()
-    words = " ".join(shown).replace("``", "`").replace("](", "] (").replace(" - `", " `")
-    return words.replace(". .", ".").replace("..", ".")
+    for block in re.split(r"\n\s*\n", text):
+        lines = block.strip("\n").rstrip()
+        if re.match(r" {2}|>>>|<pre>", lines):
+            drawn = textwrap.dedent(re.sub(r"</?pre>\n?", "", lines))
+            shown.append(f"\n\n{textwrap.indent(drawn, ' ' * 8)}\n\n   ")
+        else:
+            text = re.sub(r"\s*::$", "", lines) + ":" * bool(re.search(r"\S::$", lines))
+            text = text.replace("``", "`").replace("](", "] (")
+            shown += re.sub(r"^- ", "", text, flags=re.MULTILINE).split()
+    words = re.sub(r" *\n\n *\Z| +(?=\n)", "", " ".join(shown))
+    return re.sub(r"\n{3,}", "\n\n", words)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Where encrypted bytes are read: a path, a file object, or any object with ranged reads.
-Independent of blocks and keys."""
+A pipe whose read was interrupted cannot be read on. Independent of blocks and keys."""
 
 from __future__ import annotations
 

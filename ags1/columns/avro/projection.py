@@ -1,10 +1,11 @@
 """Makes the program with which ``_program`` reads the rows of an Avro file as a table's columns.
 
 The program follows from the file's schema and the table's schema. Fields are matched by their ids
-(Iceberg specification, "Column projection"). Types may differ as "Schema Evolution" allows. Java's
-``TypeToSchema`` says how each Iceberg type is written. This module also makes Arrow arrays of the
-columns that the program fills. It is independent of files. The file's schema is not trusted: its
-depth, and the number of steps that it makes, are limited.
+(Iceberg specification, "Column projection"); a file without ids needs the table's name mapping.
+Types may differ as "Schema Evolution" allows. Java's ``TypeToSchema`` says how each Iceberg type is
+written. This module also makes Arrow arrays of the columns that the program fills. It is
+independent of files. The file's schema is not trusted: its depth, and the number of steps that it
+makes, are limited.
 """
 
 from __future__ import annotations

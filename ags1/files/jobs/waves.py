@@ -7,6 +7,7 @@
                      _finish    put together what they wrote, and ``commit``:
                                 rows pending, files named, rows settled
 
+If a wave's tasks fail, its files are tried one by one, so that only those at fault fail.
 Independent of what is done to a file.
 """
 

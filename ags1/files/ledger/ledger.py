@@ -27,7 +27,8 @@ folders pass over names that begin with ``_``::
     _staged-<job id>-….json     the uploads that it has begun; they are aborted with it
     batch-…, _pending-…, _state of earlier versions (``earlier``), which cannot write here any more
 
-Independent of Spark and storages of files.
+A job without a sign of life for some seconds counts as dead (``_DEAD_SECONDS``). Independent of
+Spark and storages of files.
 """
 
 from __future__ import annotations

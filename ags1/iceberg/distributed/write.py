@@ -1,7 +1,7 @@
 """Writes a table's new data files in other processes, and commits them as one snapshot.
 
 Each attempt makes keys of its own for its files, and sends them to the driver wrapped under a key
-of the job. Independent of who runs the tasks.
+of the job. It has one thread, because each core has a task. Independent of who runs the tasks.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ The rows, their order, encodings, codecs, statistics, indexes, bloom filters, th
 field ids, and the key-value metadata stay the same. Offsets and sizes change. The result has the
 form of Iceberg's encrypted files (``parquet_modules`` has a drawing). Pages of version 2 become
 pages of version 1, because readers do not agree on which part of a page of version 2 is encrypted.
+Those whose levels (which values are null) nothing has authenticated are refused.
 Independent of tables.
 """
 

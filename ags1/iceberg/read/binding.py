@@ -5,6 +5,7 @@ comparison and no negation of one is true. In PyIceberg the meaning depends on w
 stored (a column, a partition, a default). Here one rule holds everywhere. It is Spark's rule.
 
     names       those of the schema: the table's, or that of the snapshot or tag that is read
+                without regard to case, names that differ only in case are ambiguous
     nulls       a required field is null where an optional struct around it is, as in Java's
                 ``BoundReference.producesNull``: IS NULL is constant only if no struct is optional
     literals    they are compared in the schema's type of a column, even if a file has another type

@@ -11,7 +11,8 @@
 
 The rules are as in PyIceberg 0.12 (``pyiceberg.table.update.validate``), with two differences: a
 deletion vector counts for the data file that it names, as in Java, and filters mean what they mean
-in SQL. This module opens no file and does not know catalogs and retries.
+in SQL. A filter whose names mean other columns by now is a conflict, too. This module opens no file
+and does not know catalogs and retries.
 """
 
 from __future__ import annotations

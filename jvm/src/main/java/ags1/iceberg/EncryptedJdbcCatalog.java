@@ -26,7 +26,8 @@ import org.apache.iceberg.jdbc.JdbcCatalog;
  *
  * <p>Pins are what the catalog itself knows of an encrypted table: the master key, a location of
  * metadata, and the SHA-256 of the file there. They are properties {@code ags1.pin.….TABLE} of the
- * namespace, which Python writes and checks too. Threads may share the catalog.
+ * namespace, which Python writes and checks too. In SQLite, a transaction takes the lock for writing
+ * at once. Threads may share the catalog.
  */
 public final class EncryptedJdbcCatalog extends JdbcCatalog {
   static final String KEY_ID = "key-id";
