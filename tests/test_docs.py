@@ -427,6 +427,7 @@ def anchors(text: str) -> set[str]:
 )
 def test_links_lead_somewhere(document: str) -> None:
     text = (PROJECT / document).read_text()
+    text = re.sub(r"^ {8}.*$", "", text, flags=re.MULTILINE)  # code, such as truncate[2](s)
     for target in re.findall(r"\]\(([^)]+)\)", text):
         if target.startswith("https://"):
             continue
