@@ -3,8 +3,9 @@
 An ``EncryptedKey`` is an entry of the ``encryption-keys`` list in a table's metadata.json or in the
 sidecar of a single file. The KMS wraps a KEK entry. A key metadata entry is encrypted with AES-GCM
 under the KEK, with the KEK's timestamp as additional data. What a KMS gives as a wrapped key is
-refused if the key itself is in it. Follows the Iceberg specification
-"Encryption Keys" and Java's ``EncryptedKeyParser`` and ``StandardEncryptionManager``.
+refused if the key itself is in it. A KMS that cannot generate keys, or may not, wraps those that
+are made here. Follows the Iceberg specification "Encryption Keys" and Java's ``EncryptedKeyParser``
+and ``StandardEncryptionManager``.
 """
 
 from __future__ import annotations

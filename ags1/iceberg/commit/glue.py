@@ -2,7 +2,8 @@
 
 A commit replaces Glue's entry of the table, and names the version of the entry that it replaces.
 Glue refuses it if there is a later version. Follows PyIceberg's ``GlueCatalog`` and Java's
-``GlueTableOperations``. ``aws.py`` says what is trusted. Independent of metadata files.
+``GlueTableOperations``. ``aws.py`` says what is trusted. Glue has no request that renames: a new
+entry is made, and the old one removed. Independent of metadata files.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ AAD of a page, and this page would verify as a footer. So the structure must be,
 one that we would print: see ``docs/design/0009-checked-is-read.md``.
 
 An unencrypted file has the same parts without lengths, nonces and tags. It ends with its footer,
-the footer's length and PAR1.
+the footer's length and PAR1. The checksums of its pages are compared.
 
 Decompresses nothing, and is independent of tables.
 """

@@ -1,7 +1,8 @@
 """Lists the files in a folder, on any storage of PyIceberg's own FileIOs.
 
 PyIceberg's ``FileIO`` cannot list files, but the file systems below it can. The listing goes folder
-by folder, because a table may have too many files to hold at once.
+by folder, because a table may have too many files to hold at once. A name that is not UTF-8 is an
+error.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import org.apache.iceberg.exceptions.ValidationException;
  *
  * <p>{@code encryption.trusted-key-ids} lists the master keys that a table may name. Without it, a
  * table may name any. With {@code encryption.require-encrypted=true}, unencrypted tables and
- * unencrypted data files are refused.
+ * unencrypted data files are refused. The master key of a new table wraps something as a trial.
  *
  * <p>The rules never change. All threads and tables of a catalog share them, with the client of the
  * KMS, which is made for that.
