@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -76,18 +75,18 @@ def rows(first: int, count: int) -> pa.Table:
     )
 
 
+def plain_catalog(folder: Path) -> SqlCatalog:
+    catalog = SqlCatalog(
+        "test", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
+    )
+    catalog.create_namespace_if_not_exists("db")
+    return catalog
+
+
 @pytest.fixture(scope="module")
-def open_catalog() -> Callable[[Path], SqlCatalog]:
-    """Open PyIceberg's own catalog, for the tests of this module."""
-
-    def opened(folder: Path) -> SqlCatalog:
-        catalog = SqlCatalog(
-            "test", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
-        )
-        catalog.create_namespace_if_not_exists("db")
-        return catalog
-
-    return opened
+def _kept_tables(tmp_path_factory: pytest.TempPathFactory) -> KeptTables:
+    """In PyIceberg's own catalog."""
+    return KeptTables(tmp_path_factory.mktemp("kept"), plain_catalog)
 
 
 def make(catalog: SqlCatalog, version: int, *, partitioned: bool = True) -> Table:
@@ -397,7 +396,8 @@ def test_a_commit_in_between_is_not_lost(kept: KeptTables) -> None:
     assert {migration._rewriter.rewritten[i].file_path for i in done} <= paths
 
 
-def test_an_empty_table_becomes_encrypted(catalog: SqlCatalog) -> None:
+def test_an_empty_table_becomes_encrypted(tmp_path: Path) -> None:
+    catalog = plain_catalog(tmp_path)
     catalog.create_table("db.t", ARROW)
     table, _, _ = migrate(catalog)
     assert table.key_id == "keyA"
