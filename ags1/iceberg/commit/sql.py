@@ -10,6 +10,7 @@ them: see ``docs/design/0001-pins.md``.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from threading import Event
 
 from pyiceberg.catalog import Catalog
@@ -76,8 +77,9 @@ class SqlCommits(FileCommits):
         forget_pins(self.catalog, identifier)
 
     def _swap(self, base: Base, new: NewMetadata, sent: Event) -> None:
-        with self._engine.connect() as connection:
+        with ExitStack() as stack:
             try:
+                connection = stack.enter_context(self._engine.connect())
                 changed = swap(
                     self.catalog, connection, base.identifier, base.location, new.location
                 )

@@ -329,6 +329,20 @@ def test_a_locked_database_is_a_conflict(tmp_path: Path) -> None:
     commits.commit(base, setting(a="1"), [], output)
 
 
+def test_a_database_that_cannot_be_reached_is_a_conflict(commits: Commits, tmp_path: Path) -> None:
+    base, output = create(commits)
+    database = tmp_path / "catalog.db"
+    commits.catalog.engine.dispose()  # type: ignore[attr-defined]  # the next commit connects anew
+    database.rename(tmp_path / "away")
+    database.mkdir()
+    with pytest.raises(CommitFailedException, match="unable to open"):
+        commits.commit(base, setting(a="1"), [], output)
+    assert output.written == [base.location]
+    database.rmdir()
+    (tmp_path / "away").rename(database)
+    commits.commit(base, setting(a="1"), [], output)
+
+
 # -- What no commit may do
 
 
