@@ -945,13 +945,13 @@ def test_a_signal_handler_runs_while_a_file_is_encrypted(tmp_path: Path) -> None
 # ---- a source that changes meanwhile -----------------------------------------------------------
 
 
-@pytest.mark.usefixtures("eager_progress", "small_limits")
+@pytest.mark.usefixtures("eager_progress")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("change", ["grow", "shrink", "rewrite"])
 def test_a_source_that_changes_is_refused(tmp_path: Path, change: str, threads: int) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     with source.open("wb") as file:
-        file.truncate(64 * BATCH)
+        file.truncate(64 * MIB)
     os.utime(source, (1, 1))
     changed = []
 
@@ -961,33 +961,32 @@ def test_a_source_that_changes_is_refused(tmp_path: Path, change: str, threads: 
         changed.append(True)
         with source.open("r+b") as file:
             if change == "grow":
-                file.truncate(65 * BATCH)
+                file.truncate(65 * MIB)
             elif change == "shrink":
-                file.truncate(1 * BATCH)
+                file.truncate(1 * MIB)
             else:
                 file.write(b"rewritten")
 
-    more: Any = {"threads": threads, "block_size": BLOCK, "durable": False, "progress": progress}
     with pytest.raises(ags1.Ags1Error) as caught:
-        ags1.encrypt_file(source, target, **more)
+        ags1.encrypt_file(source, target, threads=threads, durable=False, progress=progress)
     assert caught.value.file == str(source)
     assert changed
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.usefixtures("eager_progress", "small_limits")
+@pytest.mark.usefixtures("eager_progress")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sealed_source_cut_meanwhile_is_refused(tmp_path: Path, threads: int) -> None:
     plain, source, target = tmp_path / "plain", tmp_path / "source", tmp_path / "target"
     with plain.open("wb") as file:
-        file.truncate(64 * BATCH)
-    km = ags1.encrypt_file(plain, source, block_size=BLOCK, durable=False)
+        file.truncate(64 * MIB)
+    km = ags1.encrypt_file(plain, source, durable=False)
     plain.unlink()
     done_before: list[int] = []
 
     def progress(done: int, total: int) -> None:
         done_before.append(done)
-        os.truncate(source, 1 * BATCH)
+        os.truncate(source, 1 * MIB)
 
     for run in (
         lambda: ags1.decrypt_file(source, target, km, threads=threads, progress=progress),
@@ -1000,7 +999,7 @@ def test_a_sealed_source_cut_meanwhile_is_refused(tmp_path: Path, threads: int) 
             caught = error
         if caught is None:
             # Cut after its last block was read.
-            assert done_before[0] == 64 * BATCH
+            assert done_before[0] == 64 * MIB
         else:
             assert caught.file == str(source)
             assert not target.exists()
