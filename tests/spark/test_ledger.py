@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import stat
+import sys
 import threading
 import time
 import tracemalloc
@@ -52,7 +53,7 @@ from ags1.files.ledger import (
 )
 from ags1.files.ledger.copying import ParquetRows, copy_rows, export_rows
 from ags1.files.ledger.lookup import LedgerSidecars
-from ags1.files.ledger.rows import rows_to_table
+from ags1.files.ledger.rows import read_table, rows_to_table, to_parquet
 from ags1.files.ledger.store import Store
 from ags1.files.plan import cutting
 from ags1.files.plan.selection import has_its_name
@@ -1406,3 +1407,20 @@ def test_a_source_that_is_replaced_within_a_second(monkeypatch: pytest.MonkeyPat
     source = RemoteSource(Server(), "x")  # type: ignore[arg-type]
     assert source.read(0, 3) == b"new"
     source.check_unchanged()
+
+
+def test_arrow_holds_no_object_of_python_while_a_ledger_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of its threads may drop the file while the interpreter ends, which aborts the process."""
+    data = to_parquet(rows_to_table([]))
+    before, held = sys.getrefcount(data), []
+
+    def opened(source: pa.NativeFile) -> pq.ParquetFile:
+        held.append(sys.getrefcount(data))
+        return real(source)
+
+    real = pq.ParquetFile
+    monkeypatch.setattr("ags1.files.ledger.rows.pq.ParquetFile", opened)
+    assert read_table(data, ["target"], "ledger").num_rows == 0
+    assert held[0] - before <= 1  # the parameter

@@ -155,8 +155,12 @@ def read_table(data: bytes, columns: Iterable[str], where: str) -> pa.Table:
     """Return these columns of a Parquet file. Raises FormatError."""
     wanted = frozenset(columns)
     names = [name for name in Row._fields if name in wanted]
+    # Memory of Arrow, because a thread of Arrow may drop it when the read has ended already. If the
+    # interpreter ends in this moment, to drop an object of Python aborts the process.
+    copy = pa.BufferOutputStream()
+    copy.write(data)
     try:
-        with pq.ParquetFile(pa.BufferReader(data)) as opened:
+        with pq.ParquetFile(pa.BufferReader(copy.getvalue())) as opened:
             if opened.metadata.num_rows > _MAX_ROWS:
                 raise damaged("no batch has so many rows", where)
             table = opened.read(columns=names)

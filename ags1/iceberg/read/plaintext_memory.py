@@ -1,13 +1,17 @@
 """Memory for the plaintexts of Parquet files, which other libraries read.
 
 The first use of new memory takes longer than decrypting what is put there. So the memory of one
-file is that of the next one, as soon as nothing else refers to it. Independent of files.
+file is that of the next one, as soon as nothing else refers to it. Arrow's threads may do so for a
+moment after a read has ended. If the interpreter ends in this moment, Arrow aborts the process, so
+the end waits for them. Independent of files.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
+import time
 from collections import deque
 
 from ...engine._buffers import new_bytes
@@ -16,6 +20,8 @@ _PAGE_SIZE = 4096
 # How much stays when no file is read (bytes), and how many pieces: all are looked at.
 _IDLE_SIZE = 128 << 20
 _IDLE_COUNT = 64
+# How long the end of the interpreter waits for readers at most.
+_EXIT_WAIT_SECONDS = 0.5
 
 
 class PlainMemory:
@@ -30,6 +36,9 @@ class PlainMemory:
         """Return how many references there are to ``data``, with those of this object and of the
         call."""
         return sys.getrefcount(self.data)
+
+    def has_readers(self) -> bool:
+        return self.references() > _OWN_REFERENCES
 
 
 # Without a reader. Releases of Python differ in what a call adds.
@@ -53,19 +62,24 @@ class MemoryPool:
                 memory = self._idle.pop()
             except IndexError:
                 break
-            if size <= len(memory.data) <= 2 * rounded:
+            if size <= len(memory.data) <= 2 * rounded and not memory.has_readers():
                 return memory
             self._idle.appendleft(memory)
         return PlainMemory(rounded)
 
     def give_back(self, memory: PlainMemory) -> None:
-        """Take memory back for the next file, unless a reader still has it."""
-        if memory.references() > _OWN_REFERENCES:
-            return
+        """Take memory back for the next file, as soon as it has no readers."""
         self._idle.append(memory)
         while sum(len(one.data) for one in tuple(self._idle)) > _IDLE_SIZE:
             with contextlib.suppress(IndexError):  # others take some meanwhile
                 self._idle.popleft()
 
+    def wait_for_readers(self) -> None:
+        """Wait until the memory that was given back has no readers, or for half a second."""
+        end = time.monotonic() + _EXIT_WAIT_SECONDS
+        while any(one.has_readers() for one in tuple(self._idle)) and time.monotonic() < end:
+            time.sleep(0.001)
+
 
 POOL = MemoryPool()
+atexit.register(POOL.wait_for_readers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from conftest import RunPython
 
 from ags1.iceberg.read.plaintext_memory import MemoryPool
 
@@ -19,7 +20,6 @@ def test_memory_that_a_reader_still_has_is_not_used_again() -> None:
     assert reader.to_pybytes() == b"first"
     assert other.data is not memory.data
     reader = None
-    pool.give_back(memory)
     assert pool.take(1 << 16).data is memory.data
 
 
@@ -39,3 +39,27 @@ def test_few_pieces_stay_for_files_that_were_read_at_the_same_time() -> None:
         pool.give_back(memory)
     again = [pool.take(1000) for _ in range(1000)]
     assert 0 < len({*map(id, taken)} & {*map(id, again)}) < 100
+
+
+_LATE_READER = """
+import os, threading, time
+import pyarrow as pa
+from ags1.iceberg.read.plaintext_memory import POOL
+
+def read(buffers, begun):
+    begun.set()
+    time.sleep(0.1)
+    buffers.clear()
+    os.write(1, b"dropped")
+
+memory, begun = POOL.take(1000), threading.Event()
+buffers = [pa.py_buffer(memory.data)]
+threading.Thread(target=read, args=(buffers, begun), daemon=True).start()
+begun.wait()
+POOL.give_back(memory)
+"""
+
+
+def test_the_end_of_a_process_waits_for_a_reader_in_another_thread(run_python: RunPython) -> None:
+    """Arrow's threads drop a file's memory after the read has ended."""
+    assert run_python(_LATE_READER).stdout == "dropped"
