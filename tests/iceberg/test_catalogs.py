@@ -38,7 +38,7 @@ from iceberg_tables import (
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError, ValidationException
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationException
 from pyiceberg.table import Table
 from table_maker import TableMaker
 
@@ -1069,3 +1069,11 @@ class Closing(MemoryKms):
 
     def close(self) -> None:
         self.closed.append(self)
+
+
+@pytest.mark.parametrize("location", [None, "file:///nowhere"])
+def test_a_name_without_a_namespace_is_refused_as_by_pyiceberg(
+    catalog: EncryptedCatalog, location: str | None
+) -> None:
+    with pytest.raises(NoSuchNamespaceError):
+        catalog.create_table("t", pa.schema([("a", pa.int64())]), location=location)

@@ -54,8 +54,7 @@ def default_table_location(catalog: Any, identifier: str | Identifier, location:
     """Return the location of a new table in a SQL or Hive catalog: ``location`` if that is given.
     Raises NoSuchNamespaceError, and ValueError if namespace and catalog have no location."""
     namespace = Catalog.namespace_from(identifier)
-    # Without a location, the catalog reads the namespace's properties, and looks for it itself.
-    if location and not catalog.namespace_exists(namespace):
+    if not catalog.namespace_exists(namespace):
         raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")
     resolved: str = catalog._resolve_table_location(
         location, Catalog.namespace_to_string(namespace), Catalog.table_name_from(identifier)
