@@ -1075,5 +1075,6 @@ class Closing(MemoryKms):
 def test_a_name_without_a_namespace_is_refused_as_by_pyiceberg(
     catalog: EncryptedCatalog, location: str | None
 ) -> None:
+    key, columns = {"encryption.key-id": "keyA"}, pa.schema([("a", pa.int64())])
     with pytest.raises(NoSuchNamespaceError):
-        catalog.create_table("t", pa.schema([("a", pa.int64())]), location=location)
+        catalog.create_table("t", columns, location=location, properties=key)
