@@ -1,5 +1,5 @@
 """Where encrypted bytes are read: a path, a file object, or any object with ranged reads.
-A pipe whose read was interrupted cannot be read on. Independent of blocks and keys."""
+If a read of a pipe fails, the pipe has to be opened again. Independent of blocks and keys."""
 
 from __future__ import annotations
 

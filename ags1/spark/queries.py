@@ -9,8 +9,8 @@ process, and tasks read its parts::
                         the descriptions of all parts, once on each executor
 
 All of it is DataFrames, so that it works on Spark Connect too. Only wrapped keys are in the plan.
-The range is as long as makes Spark estimate the size of the rows, so that not every table is sent
-whole to each executor (a broadcast).
+The length of the range is chosen so that Spark takes its size for that of the rows. Otherwise it
+would send every table whole to each executor (a broadcast).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Iceberg's metadata names each file by its location, a URI or a path. One file ha
 There are two forms because a mistake costs something else in each case:
 
 - ``file_identity`` says which files are still needed. If in doubt, two files are one, and it stays.
-  A link is another file than the one that it leads to: either can be deleted alone.
+  Links among the folders are followed, but a file that is itself a link is not the file that it
+  leads to: either can be deleted alone.
 - ``unambiguous`` says which files may be deleted. If in doubt, the file is nowhere, and it stays.
 """
 
