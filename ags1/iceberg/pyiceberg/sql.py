@@ -30,7 +30,7 @@ def sql_table(catalog: Any, identifier: str | Identifier) -> tuple[str, dict[str
 
     namespace, table = _names(identifier)
     parts = {_key(part, identifier): part for part in _PINNED}
-    values = {"catalog": catalog.name, "namespace": namespace, "table": table}
+    values = _parameters(catalog, identifier)
     has_types = catalog._iceberg_type_filter() is not None
     try:
         with catalog.engine.connect() as connection:
@@ -53,12 +53,9 @@ def _table_query(has_types: bool, has_pins: bool) -> Executable:
     from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergNamespaceProperties, IcebergTables
     from sqlalchemy import and_, bindparam, null, or_, select
 
-    tables, pins = IcebergTables, IcebergNamespaceProperties
-    conditions = [
-        tables.catalog_name == bindparam("catalog"),
-        tables.table_namespace == bindparam("namespace"),
-        tables.table_name == bindparam("table"),
-    ]
+    tables: Any = IcebergTables.__table__.c
+    pins: Any = IcebergNamespaceProperties.__table__.c
+    conditions = [_is_row()]
     if has_types:
         conditions.append(
             or_(tables.iceberg_type == ICEBERG_TABLE_TYPE, tables.iceberg_type.is_(None))
@@ -72,7 +69,7 @@ def _table_query(has_types: bool, has_pins: bool) -> Executable:
     )
     return (
         select(tables.metadata_location, pins.property_key, pins.property_value)
-        .outerjoin(pins, are_pins)
+        .outerjoin(IcebergNamespaceProperties.__table__, are_pins)
         .where(*conditions)
     )
 
@@ -90,9 +87,8 @@ def swap(
 ) -> bool | None:
     """Let a table's row name ``new`` in place of ``base``, locations of metadata. Return whether a
     row was changed, or None if the database does not tell: see :func:`has_location`."""
-    namespace, table = _names(identifier)
-    values = {"catalog": catalog.name, "namespace": namespace, "table": table}
-    changed = connection.execute(_swapped(), values | {"base": base, "new": new}).rowcount
+    values = _parameters(catalog, identifier) | {"base": base, "new": new}
+    changed = connection.execute(_swapped(), values).rowcount
     return changed > 0 if catalog.engine.dialect.supports_sane_rowcount else None
 
 
@@ -105,12 +101,7 @@ def _swapped() -> Executable:
     tables: Any = IcebergTables.__table__
     return (
         update(tables)
-        .where(
-            tables.c.catalog_name == bindparam("catalog"),
-            tables.c.table_namespace == bindparam("namespace"),
-            tables.c.table_name == bindparam("table"),
-            tables.c.metadata_location == bindparam("base"),
-        )
+        .where(_is_row(), tables.c.metadata_location == bindparam("base"))
         .values(metadata_location=bindparam("new"), previous_metadata_location=bindparam("base"))
     )
 
@@ -207,6 +198,24 @@ def forget_pins(catalog: Any, identifier: str | Identifier) -> None:
     with catalog.engine.connect() as connection:
         connection.execute(statement)
         connection.commit()
+
+
+def _is_row() -> ColumnElement[bool]:
+    """Return the condition for the row of a table that ``_parameters`` names."""
+    from pyiceberg.catalog.sql import IcebergTables
+    from sqlalchemy import and_, bindparam
+
+    tables: Any = IcebergTables.__table__.c
+    return and_(
+        tables.catalog_name == bindparam("catalog"),
+        tables.table_namespace == bindparam("namespace"),
+        tables.table_name == bindparam("table"),
+    )
+
+
+def _parameters(catalog: Any, identifier: str | Identifier) -> dict[str, str]:
+    namespace, table = _names(identifier)
+    return {"catalog": catalog.name, "namespace": namespace, "table": table}
 
 
 def is_sql_row(catalog: Any, identifier: str | Identifier) -> ColumnElement[bool]:
